@@ -12,6 +12,9 @@ from typing import Self
 from ryzanstein.adapters import DeployedAdapters
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
 
+MAX_PLACE_CHARS = 253
+"""Of the name of a host or a zone."""
+
 
 class OpenEnum(IntEnum):
     """An enum that accepts any number, like a proto3 enum.
@@ -75,6 +78,11 @@ class Numerics:
     @property
     def known(self) -> bool:
         return self.num_known > 0
+
+    @property
+    def content(self) -> str:
+        """The digest of the model's files that is a part of `computed`; empty: not known, or an engine of another maker."""
+        return next((part.removeprefix("content=") for part in self.computed.split() if part.startswith("content=")), "")
 
     def completed(self, later: Numerics) -> Numerics:
         """Returns these with what a later report adds; as they are if it is of something else."""
@@ -195,7 +203,7 @@ class ModelReport:
     `started_with`: the node was started with a model of this name. `asleep`: unloaded because it
     was idle; a request loads it. `next_*`: the revision that is loaded beside this one, 0 for none;
     a `next_state` of FAILED means that it was refused and this one stays. `progress`: of the revision
-    that is being loaded, this one or the next.
+    that is being loaded, this one or the next. `content`: the digest of this one's files, empty while it is not known.
     """
 
     model: str
@@ -212,6 +220,7 @@ class ModelReport:
     next_state: NodeState = NodeState.UNSPECIFIED
     next_reason: str = ""
     progress: LoadProgress | None = None
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +266,7 @@ class Node:
 
     `models` are all its models and `memory_bytes` is what it has for them. An older node reports
     neither: it serves `model`, and one at a time. For others `model`, `state`, `context_length` and
-    `load` are those of the first model.
+    `load` are those of the first model. `host` is the machine, empty from an older node, and `zone` that of the machine.
     """
 
     node_id: str
@@ -274,10 +283,17 @@ class Node:
     models: tuple[ModelReport, ...] = ()
     memory_bytes: int = 0
     tls_address: str = ""
+    host: str = ""
+    zone: str = ""
 
     def address_with(self, *, tls: bool) -> str:
         """Returns where a client with or without TLS dials it. Empty: such a client cannot."""
         return self.tls_address if tls else self.address
+
+    @property
+    def machine(self) -> str:
+        """What it is lost together with: its host. An older node does not name it, and counts as alone."""
+        return self.host or self.node_id
 
     @property
     def plural(self) -> bool:
@@ -292,11 +308,31 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """How a new revision of a model replaces the earlier one. None: as the orchestrator's `tuning.rollout` says.
+
+    `max_unavailable` and `max_failed` are shares of the replicas, from 0 to 1. `allow_outage`: a replica changes also if what
+    runs and waits needs it.
+    """
+
+    max_unavailable: float | None = None
+    min_ready_s: float | None = None
+    progress_s: float | None = None
+    max_failed: float | None = None
+    allow_outage: bool = False
+
+
+DEFAULT_LIMITS = RolloutLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A model that should run: a directory on the nodes, and how many nodes (0: every node).
 
     `revision`, from 1, counts how often the files were to be loaded; the orchestrator sets it. A
-    node unloads the model after `idle_unload_s` without work; 0: never.
+    node unloads the model after `idle_unload_s` without work; 0: never. `min_replicas` stay ready while
+    nodes drain or change; at most `max_replicas` nodes have it, 0: one more than `replicas`, while they
+    change. `earlier_path` is the directory before this one; empty: there was none.
     """
 
     model: str
@@ -304,6 +340,22 @@ class Deployment:
     replicas: int = 0
     revision: int = 0
     idle_unload_s: float = 0.0
+    min_replicas: int = 0
+    max_replicas: int = 0
+    rollout: RolloutLimits = DEFAULT_LIMITS
+    earlier_path: str = ""
+
+    @property
+    def limit(self) -> int:
+        """The most nodes that have it while none changes; 0: every node."""
+        return self.replicas or self.max_replicas
+
+    @property
+    def surge(self) -> int:
+        """How many nodes more may have it while they change."""
+        if not self.replicas:
+            return 0
+        return max(0, self.max_replicas - self.replicas) if self.max_replicas else 1
 
 
 @dataclass(frozen=True, slots=True)

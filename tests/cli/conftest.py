@@ -40,6 +40,8 @@ class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     nodes: list[Node] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     revision: int = 0
+    earlier_path: str = ""
+    knows_bounds: bool = True
     deployed: list[tuple[Deployment, bool]] = field(default_factory=list)
     drained: list[tuple[str, bool]] = field(default_factory=list)
 
@@ -72,6 +74,10 @@ class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def DeployModel(self, request: orchestrator_pb2.DeployModelRequest, context: Any) -> orchestrator_pb2.DeployModelResponse:
         deployment = deployment_from_wire(request.deployment)
         deployment = replace(deployment, revision=self.revision)
+        if request.rollback:
+            deployment = replace(deployment, path=self.earlier_path)
+        if not self.knows_bounds:
+            deployment = Deployment(deployment.model, deployment.path, deployment.replicas, deployment.revision)
         if not self.revision:  # an older one, which does not know the other field either
             deployment = replace(deployment, idle_unload_s=0.0)
         self.deployed.append((deployment, request.reload))

@@ -264,7 +264,7 @@ def test_reload_is_a_new_revision_of_the_same_directory(cluster: DeployedCluster
 
 @pytest.mark.cluster
 def test_a_version_that_a_node_refuses_leaves_the_earlier_one_everywhere(cluster: DeployedCluster) -> None:
-    expected = chat(cluster.router, "second", 1)
+    expected, before = chat(cluster.router, "second", 1), cluster.listed()["second"]
     broken = cluster.copy("broken")
     (broken / "tokenizer.json").write_text("{}")  # which is read only when the model is loaded
     done = cluster.deploy(str(broken), "--name", "second", "--wait", "60")
@@ -272,10 +272,16 @@ def test_a_version_that_a_node_refuses_leaves_the_earlier_one_everywhere(cluster
     last = done.stderr.splitlines()[-1]
     assert "refused it and goes on with the earlier version: " in last, done.stderr
     assert str(broken) in last
-    assert last.endswith("; repair it and deploy it with --reload, or deploy the earlier directory again")
-    assert len(cluster.listed()["second"]["outdated_nodes"]) == 2
+    assert last.endswith("; repair it and deploy it with --reload, or return to the earlier directory with --rollback")
+    listed = cluster.listed()["second"]
+    assert (len(listed["outdated_nodes"]), listed["halted"]) == (2, True)
     assert cluster.ready() == {"demo": 2, "second": 2}
     assert chat(cluster.router, "second", 1) == expected
+    done = cluster.deploy("second", "--rollback")
+    assert done.exit_code == 0, done.output
+    assert f"rolling back 'second' to {before['path']}" in done.stderr
+    listed = cluster.listed()["second"]
+    assert (listed["path"], listed["revision"], listed["halted"]) == (before["path"], before["revision"] + 2, False)
     assert cluster.deploy(str(cluster.second)).exit_code == 0
 
 

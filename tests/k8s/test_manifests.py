@@ -128,6 +128,9 @@ def test_routers_and_workers_spread_over_hosts_and_zones(workloads: dict[str, Do
     for name in ("router", "worker"):
         keys = {rule["topologyKey"] for rule in pod(workloads[name])["topologySpreadConstraints"]}
         assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+    told = {each["name"]: each.get("valueFrom", {}).get("fieldRef", {}) for each in containers(workloads["worker"])[0]["env"]}
+    assert told["RYZANSTEIN_NODE_HOST"]["fieldPath"] == "spec.nodeName"
+    assert told["RYZANSTEIN_NODE_ZONE"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
 
 
 def test_disruptions_and_scaling_leave_routers_serving(manifests: list[Document]) -> None:

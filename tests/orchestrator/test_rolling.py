@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
+from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, FakeNode, Fleet, restored
 
-from ryzanstein.cluster import Beat, Deployment, ModelNeed, ModelReport, Node, NodeReport, NodeState
+from ryzanstein.cluster import Beat, Deployment, ModelReport, Node, NodeReport
 from ryzanstein.errors import Code, RyzansteinError
-from ryzanstein.orchestrator.config import OrchestratorSettings
-from ryzanstein.orchestrator.control import ControlPlane
-from ryzanstein.orchestrator.state.store import Store
-from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
-
-READY, STARTING, FAILED = NodeState.READY, NodeState.STARTING, NodeState.FAILED
-
-
-@asynccontextmanager
-async def restored(path, **settings):
-    """A control plane on the file; leaving the block is a crash."""
-    telemetry = OrchestratorTelemetry()
-    store = await Store.open(path, telemetry)
-    try:
-        tuning = {"rollout": {"min_ready_s": 0.0}, **settings.pop("tuning", {})}
-        yield await ControlPlane.restore(OrchestratorSettings(database=path, tuning=tuning, **settings), store, telemetry)
-    finally:
-        await store.close()
+from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 
 
 @pytest.fixture
@@ -35,106 +18,25 @@ def path(tmp_path):
     return tmp_path / "o.sqlite"
 
 
-@dataclass
-class FakeNode:
-    """A node with room for 100 bytes on which a directory needs what `sizes` says."""
-
-    node_id: str
-    sizes: dict[str, int | str]
-    models: dict[str, ModelReport] = field(default_factory=dict)
-    lease_id: str = ""
-    sequence: int = 0
-    asked: tuple[str, ...] = ()
-    assigned: dict[str, Deployment] = field(default_factory=dict)
-    room: int = 100
-
-    def join(self, control):
-        self.lease_id = control.register(Node(self.node_id, "h:1", "1", state=READY)).lease_id
-        self.beat(control)
-
-    def beat(self, control):
-        self.sequence += 1
-        needs = [
-            ModelNeed(path, error=size) if isinstance(size, str) else ModelNeed(path, size)
-            for path in self.asked
-            if (size := self.sizes.get(path)) is not None
-        ]
-        beat = Beat(self.sequence, READY)
-        report = NodeReport(beat, tuple(self.models.values()), self.room, tuple(needs))
-        instruction = control.beat(self.node_id, self.lease_id, report)
-        self.asked = instruction.measure_paths
-        self.assigned = {deployment.model: deployment for deployment in instruction.deployments}
-        return instruction
-
-    def load(self):
-        """Serves what it was told, at once."""
-        self.models = {
-            name: ModelReport(name, assigned.path, assigned.revision, READY, memory_bytes=int(self.sizes[assigned.path]))
-            for name, assigned in self.assigned.items()
-        }
-
-
-class Fleet:
-    """Nodes that beat when told to."""
-
-    def __init__(self, control, *names, sizes, plural=True):
-        self.nodes = [FakeNode(name, sizes, room=100 if plural else 0) for name in names]
-        self.join(control)
-
-    def join(self, control):
-        self.control = control
-        for node in self.nodes:
-            node.join(control)
-
-    def round(self):
-        for node in self.nodes:
-            node.beat(self.control)
-        self.control.tick()
-        for node in self.nodes:
-            node.beat(self.control)
-
-    async def deploy(self, deployment, **more):
-        call = asyncio.create_task(self.control.deploy(deployment, **more))
-        while not call.done():
-            await asyncio.sleep(0.001)
-            self.round()
-        stored = call.result()
-        self.round()
-        return stored
-
-    def revisions(self, model="m"):
-        return [node.assigned[model].revision if model in node.assigned else None for node in self.nodes]
-
-    def load(self):
-        for node in self.nodes:
-            node.load()
-        self.round()
-
-    def status(self):
-        (status,) = self.control.deployments()
-        return status
-
-
-SIZES = {"/m": 10, "/new": 20, "/huge": 500, "/bad": "no config.json"}
-
-
 async def test_only_files_that_are_to_be_loaded_make_a_new_revision(path):
     async with restored(path) as control:
         steps = [
-            (Deployment("m", "/m", 1), False, 1),
-            (Deployment("m", "/m", 1), False, 1),
-            (Deployment("m", "/m", 2, idle_unload_s=60), False, 1),
-            (Deployment("m", "/m", 2), True, 2),
-            (Deployment("m", "/new", 2), False, 3),
-            (Deployment("m", "/new", 2), False, 3),
+            (Deployment("m", "/m", 1), False, 1, ""),
+            (Deployment("m", "/m", 1), False, 1, ""),
+            (Deployment("m", "/m", 2, idle_unload_s=60), False, 1, ""),
+            (Deployment("m", "/m", 2), True, 2, ""),
+            (Deployment("m", "/new", 2), False, 3, "/m"),
+            (Deployment("m", "/new", 2), True, 4, "/m"),
         ]
-        for deployment, reload, revision in steps:
-            assert await control.deploy(deployment, reload=reload) == replace(deployment, revision=revision)
+        for deployment, reload, revision, earlier in steps:
+            assert await control.deploy(deployment, DeployOptions(reload)) == replace(
+                deployment, revision=revision, earlier_path=earlier
+            )
     async with restored(path) as control:
-        assert control.deployments()[0].deployment.revision == 3
-        assert (await control.deploy(Deployment("m", "/m", 2))).revision == 4
+        assert control.deployments()[0].deployment.revision == 4
+        assert (await control.deploy(Deployment("m", "/m", 2))).revision == 5
         await control.remove("m")
-        assert (await control.deploy(Deployment("m", "/other"))).revision == 5, "nodes may still report 4"
+        assert (await control.deploy(Deployment("m", "/other"))).revision == 6, "nodes may still report 5"
 
 
 async def test_nodes_change_one_after_the_other(path):

@@ -45,7 +45,7 @@ async def next_update(call):
 async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     watch = serving.stub.WatchCluster(pb.WatchClusterRequest(watcher_id="t"))
     assert list((await next_update(watch)).snapshot.nodes) == []
-    grant = await serving.register("a", incarnation="i", context_length=0)
+    grant = await serving.register("a", incarnation="i", context_length=0, host="h7", zone="z1")
     assert (grant.lease_duration.ToSeconds(), grant.heartbeat_interval.ToMilliseconds()) == (3, 500)
     assert (await next_update(watch)).delta.node.node_id == "a"
     beats = Beats(serving, "a", grant.lease_id)
@@ -56,6 +56,7 @@ async def test_a_node_registers_beats_and_is_seen(serving, eventually):
     assert (delta.version, delta.node.state, delta.node.model, delta.node.context_length) == (2, READY, "m", 512)
     (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
     assert (node.address, node.incarnation, node.state) == ("127.0.0.1:50061", "i", READY)
+    assert (node.host, node.zone) == ("h7", "z1")
     watch.cancel()
 
 
@@ -136,6 +137,40 @@ async def test_a_deployment_reaches_the_node_with_its_heartbeat(serving, eventua
     assert not (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
 
 
+async def test_a_deployment_is_stored_and_listed_with_its_bounds_and_a_node_is_told_what_it_serves(serving, eventually):
+    limits = pb.RolloutLimits(max_unavailable=0, min_ready=Duration(seconds=5), progress=Duration(seconds=60), max_failed=0.5)
+    wanted = pb.Deployment(model="m", path="/m", replicas=2, min_replicas=1, max_replicas=4, rollout=limits)
+    stored = (await serving.stub.DeployModel(pb.DeployModelRequest(deployment=wanted, allow_outage=True))).deployment
+    wanted.revision, wanted.rollout.allow_outage = 1, True
+    assert stored == wanted
+    (listed,) = (await serving.stub.ListDeployments(pb.ListDeploymentsRequest())).deployments
+    assert (listed.deployment, listed.halted) == (wanted, False)
+    beats = Beats(serving, "a", (await serving.register("a")).lease_id)
+
+    async def told() -> bool:
+        answer = await beats.beat(state=READY, model="m")
+        return list(answer.deployments) == [pb.Deployment(model="m", path="/m", replicas=2, revision=1)]
+
+    await eventually(told, "what it serves, without the bounds")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await serving.stub.DeployModel(pb.DeployModelRequest(deployment=pb.Deployment(model="m"), rollback=True))
+    assert status.error_from_rpc(failure.value).reason == "NO_EARLIER_REVISION"
+
+
+async def test_a_drain_below_the_minimum_is_refused_over_the_wire_unless_it_is_asked_for(serving):
+    await serving.stub.DeployModel(a_deployment(min_replicas=1))
+    grant = await serving.register("a")
+    await Beats(serving, "a", grant.lease_id).beat(state=READY, model="m")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await serving.stub.DrainNode(pb.DrainNodeRequest(node_id="a"))
+    error = status.error_from_rpc(failure.value)
+    assert (failure.value.code(), error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "BELOW_MIN_REPLICAS")
+    assert (error.metadata["bound"], error.metadata["left"]) == ("1", "0")
+    await serving.stub.DrainNode(pb.DrainNodeRequest(node_id="a", below_min=True))
+    (node,) = (await serving.stub.ListNodes(pb.ListNodesRequest())).nodes
+    assert node.drain_requested
+
+
 async def test_a_drain_request_reaches_the_node_and_the_watchers(serving):
     grant = await serving.register("a")
     beats = Beats(serving, "a", grant.lease_id)
@@ -214,6 +249,10 @@ def a_deployment(**changes):
     return pb.DeployModelRequest(deployment=pb.Deployment(**{"model": "m", "path": "/m", **changes}))
 
 
+def limited(bounds=None, /, **limits):
+    return a_deployment(rollout=pb.RolloutLimits(**limits), **(bounds or {}))
+
+
 INVALID = [
     ("RegisterNode", pb.RegisterNodeRequest(), "node.node_id"),
     ("RegisterNode", a_node(node_id=""), "node.node_id"),
@@ -228,6 +267,8 @@ INVALID = [
     ("RegisterNode", a_node(address="h" * 300 + ":1"), "node.address"),
     ("RegisterNode", a_node(incarnation=""), "node.incarnation"),
     ("RegisterNode", a_node(incarnation="x" * 129), "node.incarnation"),
+    ("RegisterNode", a_node(host="h" * 254), "node.host"),
+    ("RegisterNode", a_node(zone="z" * 254), "node.zone"),
     ("RegisterNode", a_node(tp=0), "node.tp"),
     ("RegisterNode", a_node(tp=2**32 - 1), "node.tp"),
     ("RegisterNode", a_node(model="m" * 129), "node.model"),
@@ -237,6 +278,20 @@ INVALID = [
     ("DeployModel", a_deployment(path="/" * 1025), "deployment.path"),
     ("DeployModel", a_deployment(path="/models/a\0b"), "deployment.path"),
     ("DeployModel", a_deployment(replicas=10_001), "deployment.replicas"),
+    ("DeployModel", a_deployment(max_replicas=10_001), "deployment.max_replicas"),
+    ("DeployModel", a_deployment(replicas=3, max_replicas=2), "deployment.max_replicas"),
+    ("DeployModel", a_deployment(replicas=2, min_replicas=3), "deployment.min_replicas"),
+    ("DeployModel", a_deployment(max_replicas=2, min_replicas=3), "deployment.min_replicas"),
+    ("DeployModel", a_deployment(min_replicas=10_001), "deployment.min_replicas"),
+    ("DeployModel", limited(max_unavailable=-0.1), "deployment.rollout.max_unavailable"),
+    ("DeployModel", limited(max_unavailable=1.1), "deployment.rollout.max_unavailable"),
+    ("DeployModel", limited(max_failed=float("nan")), "deployment.rollout.max_failed"),
+    ("DeployModel", limited(min_ready=Duration(seconds=-1)), "deployment.rollout.min_ready"),
+    ("DeployModel", limited(min_ready=Duration(seconds=3601)), "deployment.rollout.min_ready"),
+    ("DeployModel", limited(progress=Duration()), "deployment.rollout.progress"),
+    ("DeployModel", limited(progress=Duration(seconds=2**62)), "deployment.rollout.progress"),
+    ("DeployModel", limited({"replicas": 2, "max_replicas": 2}, max_unavailable=0), "deployment.max_replicas"),
+    ("DeployModel", pb.DeployModelRequest(rollback=True), "deployment.model"),
     ("DeployModel", a_deployment(idle_unload=Duration(seconds=-1)), "deployment.idle_unload"),
     ("DeployModel", a_deployment(idle_unload=Duration(seconds=30 * 86400 + 1)), "deployment.idle_unload"),
     ("DeployModel", a_deployment(idle_unload=Duration(seconds=2**62)), "deployment.idle_unload"),

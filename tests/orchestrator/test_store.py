@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 
-from ryzanstein.cluster import Deployment
+from ryzanstein.cluster import Deployment, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.state.store import Store
-from ryzanstein.orchestrator.state.stored import StoredMembership, StoreError
+from ryzanstein.orchestrator.state.stored import StoredHalt, StoredMembership, StoreError
 
 
 @pytest.fixture
@@ -88,6 +89,34 @@ async def test_a_file_of_version_1_keeps_its_deployments_and_drains(path, teleme
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (3,)
     connection.close()
+
+
+async def test_a_program_of_before_deployments_had_bounds_reads_and_writes_the_file(path, telemetry):
+    path.parent.mkdir()
+    earlier = (
+        "CREATE TABLE IF NOT EXISTS deployments (model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL, "
+        "revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL) STRICT; PRAGMA user_version = 3;"
+    )
+    columns = "model, path, replicas, revision, idle_unload_s"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"{earlier} INSERT INTO deployments VALUES ('m', '/m', 2, 1, 0.0), ('n', '/n', 0, 4, 5.0);")
+    bounds = {"min_replicas": 1, "max_replicas": 3, "rollout": RolloutLimits(0.5, allow_outage=True), "earlier_path": "/m"}
+    store = await Store.open(path, telemetry)
+    assert await store.deployments() == (Deployment("m", "/m", 2, 1), Deployment("n", "/n", 0, 4, 5.0))
+    for name in "mn":
+        await store.put_deployment(Deployment(name, "/new", 2, 5, **bounds))
+    await store.save_halts([StoredHalt("m", 5, "why", False)])
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(earlier)
+        (row,) = connection.execute(f"SELECT {columns} FROM deployments WHERE model = 'm'").fetchall()
+        assert row == ("m", "/new", 2, 5, 0.0)
+        connection.execute(f"INSERT OR REPLACE INTO deployments ({columns}) VALUES ('n', '/other', 1, 6, 0.0)")
+        connection.commit()
+    store = await Store.open(path, telemetry)
+    assert await store.deployments() == (Deployment("m", "/new", 2, 5, **bounds), Deployment("n", "/other", 1, 6))
+    assert await store.halts() == (StoredHalt("m", 5, "why", False),)
+    await store.close()
 
 
 async def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(path, telemetry):

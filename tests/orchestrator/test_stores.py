@@ -10,14 +10,14 @@ import pytest
 
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord
-from ryzanstein.cluster import Deployment, Node
+from ryzanstein.cluster import Deployment, Node, RolloutLimits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.opening import leadership_of, opened_store
 from ryzanstein.orchestrator.state.audit_table import AuditQuery
 from ryzanstein.orchestrator.state.redis_store import RedisStore
 from ryzanstein.orchestrator.state.store import Store
-from ryzanstein.orchestrator.state.stored import StoredMembership, StoredRefusal, StoreError, read_state
+from ryzanstein.orchestrator.state.stored import StoredHalt, StoredMembership, StoredRefusal, StoreError, read_state
 from ryzanstein.storage.redis_client import redis_client
 
 NAMES = ["a", "b", "c/d", "\u00fc \N{SNOWMAN}", "e" * 200]
@@ -39,9 +39,13 @@ class Changes:
     def next(self):
         rng = self.rng
         name = rng.choice(NAMES)
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0 | 1:
                 deployment = Deployment(name, f"/{rng.random()}", rng.randrange(9), rng.randrange(1, 2**60), rng.random() * 99)
+                if rng.random() < 0.5:
+                    share, allowed = rng.choice([None, 0.0, rng.random()]), rng.random() < 0.5
+                    limits = RolloutLimits(share, None, rng.random() * 9, 0.5, allowed)
+                    deployment = replace(deployment, min_replicas=1, max_replicas=9, rollout=limits, earlier_path="/\u00fc")
                 change = methodcaller("put_deployment", deployment)
             case 2:
                 change = methodcaller("remove_deployment", name)
@@ -60,6 +64,10 @@ class Changes:
                     for each in rng.sample(NAMES, rng.randrange(4))
                 ]
                 change = methodcaller("save_refusals", refused)
+            case 8:
+                names = rng.sample(NAMES, rng.randrange(3))
+                halts = [StoredHalt(each, rng.randrange(2**60), "\N{SNOWMAN}", rng.random() < 0.5) for each in names]
+                change = methodcaller("save_halts", halts)
             case _:
                 act = self._act()
                 change = methodcaller("write", act)
@@ -134,13 +142,14 @@ async def test_what_an_earlier_leader_writes_is_refused_whatever_it_is(start_red
         old.remove_adapter("x"),
         old.save_membership(StoredMembership(frozenset("c"))),
         old.save_refusals([StoredRefusal("a", "m", "i", 1, 9.0, "")]),
+        old.save_halts([StoredHalt("m", 1, "")]),
         old.write(record(random.Random(0), 0)),
         old.begin(3),
     ):
         with pytest.raises(RyzansteinError) as refused:
             await write
         assert refused.value.reason == "NOT_LEADER"
-    assert heard == [7] * 8
+    assert heard == [7] * 9
     assert (await read_state(new), await new.audit(AuditQuery(9))) == (before, acts)
     assert await old.next_epoch() == 8, "a new term of it"
     await old.put_deployment(Deployment("m", "/again", 1, 3))
@@ -179,7 +188,7 @@ async def test_a_redis_that_is_gone_is_unavailable_and_comes_back(start_redis, t
 async def test_what_a_newer_version_stores_besides_is_left_out(start_redis, telemetry):
     server = await start_redis()
     store = await RedisStore.open(redis_client(server.url), "t:", telemetry)
-    row = '{"model": "m", "path": "/m", "replicas": 2, "revision": 3, "idle_unload_s": 0.0, "colour": "red"}'
+    row = '{"model": "m", "path": "/m", "replicas": 2, "revision": 3, "idle_unload_s": 0.0, "x": "red", "rollout": {"y": 1}}'
     await store._redis.hset("t:orchestrator:deployments", "m", row)
     assert await store.deployments() == (Deployment("m", "/m", 2, 3),)
     await store.close()

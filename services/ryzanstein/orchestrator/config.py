@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.state_home import default_state
-from ryzanstein.orchestrator.placing.rolling import RolloutBounds
+from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.rpc.reading import MAX_RECORDS, RecordBound
 from ryzanstein.storage.redis_url import checked_redis_url
 

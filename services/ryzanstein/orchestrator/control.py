@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, TypeVar
 
 import structlog
 
@@ -21,10 +20,13 @@ from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
 from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
 from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.deploying.adapter_deployments import AdapterDeployments
+from ryzanstein.orchestrator.deploying.model_deployments import DEFAULT_OPTIONS, DeployOptions, ModelDeployments
+from ryzanstein.orchestrator.deploying.store_writes import StoreWrites
 from ryzanstein.orchestrator.leading.term import SoleTerm, Term
+from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.refusals import Refusals
-from ryzanstein.orchestrator.placing.unplaceable import unplaceable
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
 from ryzanstein.orchestrator.state.adapters import AdapterTable
 from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
@@ -40,15 +42,12 @@ from ryzanstein.process.awake import AwakeClock
 log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
-_MAX_PENDING_WRITES = 64
 _MEASURE_S = 3.0
 _FEW = 20
 _TELL_MEMBERS_S = 0.005  # between two lists of all addresses to one node, for each node: at 1,000 nodes 5 s
 _MEASURE_BEATS = 3
 _ENOUGH = 0.95
 _TICKS_PER_SIGN = 10
-
-_Written = TypeVar("_Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +83,23 @@ class ControlPlane:
         )
         self._catalog = Catalog(self._publish, settings.tuning.max_deployments, saved.deployments)
         self._adapters = AdapterTable(saved.adapters)
-        self._refusals = Refusals(self._awake.now, saved.refusals)
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
-        sources = Sources(self._registry, self._catalog, self._refusals, self._needs)
+        refusals, halts = Refusals(self._awake.now, saved.refusals), Halts(saved.halts)
+        sources = Sources(self._registry, self._catalog, refusals, self._needs, halts)
         self._reconciler = Reconciler(sources, telemetry, self._awake.now, settings.tuning.rollout)
-        self._recorder = MembershipRecorder(store, self._membership, self._refusals)
+        self._recorder = MembershipRecorder(store, self._membership, refusals, halts)
+        self._writes = StoreWrites(telemetry.background, term.check)
+        self._models = ModelDeployments(
+            sources,
+            self._reconciler,
+            self._adapters,
+            store=store,
+            writes=self._writes,
+            telemetry=telemetry,
+            settling=lambda: self._settling is not None,
+            measure_s=max(_MEASURE_S, _MEASURE_BEATS * settings.tuning.heartbeat_interval_s),
+        )
+        self._adapter_deployments = AdapterDeployments(self._adapters, self._catalog, self._registry, store, self._writes)
         # A takeover waits for no dead node: it moves models only where nodes report.
         share, members = (_ENOUGH if term.keeping else 1.0), saved.membership.members
         self._settling: Settling | None = Settling(members, self._awake.now(), settings.tuning.settle_s, share)
@@ -102,9 +113,7 @@ class ControlPlane:
         self._closed = False
         self._known_members: MemberAddresses | None = None
         self._told_members: dict[str, float] = {}
-        self._writing = asyncio.Lock()
-        self._writes: set[asyncio.Task[Any]] = set()
-        self._measuring = self._ticks = 0
+        self._ticks = 0
         telemetry.models.nodes = self._registry.nodes
         telemetry.deployments.set(len(saved.deployments))
         leader = term.leader
@@ -192,15 +201,18 @@ class ControlPlane:
         self._registry.leave(node_id, lease_id)
         self._departed(node_id, "left")
 
-    async def drain(self, node_id: str) -> None:
+    async def drain(self, node_id: str, *, below_min: bool = False) -> None:
         """Requests that a node drains; returns when the request is stored.
 
-        Raises NOT_FOUND when the node is not a member. Cancelling the caller does not cancel the
-        write.
+        Raises NOT_FOUND when the node is not a member, FAILED_PRECONDITION when a deployment would keep fewer ready
+        replicas than it states, unless `below_min` allows it. Cancelling the caller does not cancel the write.
         """
+        node = self._registry.find(node_id)
+        if node is not None and not (node.drain_requested or below_min):
+            self._reconciler.check_drain(node)
         self._registry.drain(node_id)
         log.info("drain requested", node_id=node_id)
-        await self._write(self._recorder.flush())
+        await self._writes.write(self._recorder.flush())
 
     async def undrain(self, node_id: str) -> None:
         """Withdraws a drain request; returns when that is stored.
@@ -210,42 +222,23 @@ class ControlPlane:
         """
         self._registry.undrain(node_id)
         log.info("drain withdrawn", node_id=node_id)
-        await self._write(self._recorder.flush())
+        await self._writes.write(self._recorder.flush())
 
-    async def deploy(self, deployment: Deployment, *, reload: bool = False, allow_outage: bool = False) -> Deployment:
-        """Adds or replaces a deployment; returns it with its revision when it is stored.
-
-        `allow_outage`: it may replace the earlier revision though no replica can be spared, until this process ends.
-        Nodes measure a new directory first, for some seconds. Raises RESOURCE_EXHAUSTED or
-        FAILED_PRECONDITION when none can take it. Cancelling the caller does not cancel the write:
-        the deployment is stored and in force, or neither.
-        """
-        known = self._catalog.find(deployment.model)
-        if reload or known is None or known.path != deployment.path:
-            await self._measure(deployment)
-        stored = await self._write(self._deploy(deployment, reload))
-        if allow_outage:
-            self._reconciler.allow_outage(stored)
-        return stored
+    async def deploy(self, deployment: Deployment, options: DeployOptions = DEFAULT_OPTIONS) -> Deployment:
+        """Adds or replaces a deployment; see `ModelDeployments.deploy`."""
+        return await self._models.deploy(deployment, options)
 
     async def remove(self, model: str) -> None:
-        """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none.
-
-        Cancelling the caller does not cancel the write.
-        """
-        await self._write(self._remove(model))
+        """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none."""
+        await self._models.remove(model)
 
     async def deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
-        """Adds or replaces an adapter; returns it with its revision when it is stored.
-
-        Raises ALREADY_EXISTS where a model has its name, also one that a node was started with; RESOURCE_EXHAUSTED over the
-        bounds. Cancelling the caller does not cancel the write.
-        """
-        return await self._write(self._deploy_adapter(adapter))
+        """Adds or replaces an adapter; see `AdapterDeployments.deploy`."""
+        return await self._adapter_deployments.deploy(adapter)
 
     async def remove_adapter(self, name: str) -> None:
         """Removes an adapter; returns when that is stored. Raises NOT_FOUND when there is none."""
-        await self._write(self._remove_adapter(name))
+        await self._adapter_deployments.remove(name)
 
     def adapter(self, name: str) -> DeployedAdapter | None:
         return self._adapters.find(name)
@@ -306,7 +299,7 @@ class ControlPlane:
         self._telemetry.models.nodes = tuple
         self._awake.close()
         self._hub.close()
-        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._writes.ended()
 
     async def _tick_forever(self) -> None:
         while self._term.replaceable or not self._term.over:
@@ -326,7 +319,7 @@ class ControlPlane:
         self._ticks += 1
         if self._term.replaceable and self._ticks % _TICKS_PER_SIGN == 0:
             self._hub.show_life()
-        if self._refusals.unwritten() is not None:
+        if self._recorder.behind:
             self._recorder.changed()
 
     def _forgive(self, late_s: float) -> None:
@@ -376,78 +369,3 @@ class ControlPlane:
         """
         missing = self._settling.missing if self._settling is not None else frozenset()
         return StoredMembership(self._registry.node_ids() | missing, self._registry.drains)
-
-    def _measurable(self) -> list[Node]:
-        """Returns the nodes that can say how much memory a directory needs, and may be chosen."""
-        return [node for node in self._registry.nodes() if node.plural and not node.drain_requested]
-
-    async def _measure(self, deployment: Deployment) -> None:
-        """Waits until nodes have measured a directory. Raises when none of them can serve it."""
-        if self._measuring >= _MAX_PENDING_WRITES:
-            raise errors.queue_full(self._measuring, _MAX_PENDING_WRITES)
-        limit_s = max(_MEASURE_S, _MEASURE_BEATS * self._settings.tuning.heartbeat_interval_s)
-        self._measuring += 1
-        try:
-            await self._needs.measured(deployment.path, self._measurable, limit_s)
-            if self._settling is None and (shortages := self._reconciler.without_room_for(deployment)):
-                raise unplaceable(deployment, shortages)
-        finally:
-            self._measuring -= 1
-
-    async def _deploy_adapter(self, adapter: DeployedAdapter) -> DeployedAdapter:
-        if self._catalog.find(adapter.name) is not None:
-            raise errors.already_exists("deployment", adapter.name)
-        if any(adapter.name in {node.model, *(each.model for each in node.models)} for node in self._registry.nodes()):
-            raise errors.already_exists("model", adapter.name)
-        adapter = self._adapters.revised(adapter)
-        await self._store.put_adapter(adapter)
-        self._adapters.put(adapter)
-        log.info("adapter deployed", adapter=adapter.name, model=adapter.model, path=adapter.path, revision=adapter.revision)
-        return adapter
-
-    async def _remove_adapter(self, name: str) -> None:
-        self._adapters.require(name)
-        await self._store.remove_adapter(name)
-        self._adapters.remove(name)
-        log.info("adapter removed", adapter=name)
-
-    async def _deploy(self, deployment: Deployment, reload: bool) -> Deployment:
-        if self._adapters.find(deployment.model) is not None:
-            raise errors.already_exists("adapter", deployment.model)
-        self._catalog.admit(deployment)
-        deployment = self._catalog.revised(deployment, reload)
-        await self._store.put_deployment(deployment)
-        self._refusals.forget(deployment.model)
-        self._reconciler.invalidate()
-        self._catalog.put(deployment)
-        self._telemetry.deployments.set(len(self._catalog.deployments()))
-        log.info(
-            "deployed", model=deployment.model, path=deployment.path, revision=deployment.revision, replicas=deployment.replicas
-        )
-        return deployment
-
-    async def _remove(self, model: str) -> None:
-        self._catalog.require(model)
-        await self._store.remove_deployment(model)
-        self._catalog.remove(model)
-        self._telemetry.deployments.set(len(self._catalog.deployments()))
-        log.info("deployment removed", model=model)
-
-    async def _write(self, change: Coroutine[Any, Any, _Written]) -> _Written:
-        """Applies one change at a time. Cancelling the caller does not leave a change half done."""
-        if len(self._writes) >= _MAX_PENDING_WRITES:
-            change.close()
-            raise errors.queue_full(len(self._writes), _MAX_PENDING_WRITES)
-        task = self._telemetry.background.once("store_write", self._serially(change))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return await asyncio.shield(task)
-
-    async def _serially(self, change: Coroutine[Any, Any, _Written]) -> _Written:
-        async with self._writing:
-            try:
-                self._term.check()
-            except errors.RyzansteinError:
-                change.close()
-                raise
-            return await change

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.cluster import Deployment, Instruction, Node
+from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.packing import NodeShortage
-from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Placement, Reports, place
+from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Failed, Placement, Reports, place
 from ryzanstein.orchestrator.placing.refusals import Refusals
-from ryzanstein.orchestrator.placing.rolling import RollingChanges, RolloutBounds, kept
+from ryzanstein.orchestrator.placing.rolling import RollingChanges
+from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
+from ryzanstein.orchestrator.placing.unplaceable import below_minimum
+from ryzanstein.orchestrator.placing.waves import kept, serves
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -33,7 +37,8 @@ class DeploymentStatus:
     """A deployment with the nodes chosen for it, and what they report.
 
     `ready_nodes` report this revision ready, `outdated_nodes` serve an earlier one. `shortages`:
-    why nodes do not serve it. `waits_for`: why no further outdated node changes.
+    why nodes do not serve it. `waits_for`: why no further outdated node changes. `halted`: it does not until the model
+    is deployed again.
     """
 
     deployment: Deployment
@@ -42,6 +47,7 @@ class DeploymentStatus:
     outdated_nodes: tuple[str, ...]
     shortages: tuple[NodeShortage, ...]
     waits_for: str = ""
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class Sources:
     catalog: Catalog
     refusals: Refusals
     needs: MeasuredNeeds
+    halts: Halts
 
 
 class Reconciler:
@@ -64,7 +71,9 @@ class Reconciler:
         self._telemetry = telemetry
         self._now = now
         self._placement = Placement()
-        self._rolling = RollingChanges(now, bounds)
+        self._rolling = RollingChanges(now, bounds, sources.halts)
+        self._surges: Mapping[str, int] = {}
+        self._failed: Failed = ()
         self._looked_at = -math.inf
         self._stale = True
         self._settled = False
@@ -87,19 +96,67 @@ class Reconciler:
         deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
         refusals = self._sources.refusals
         refusals.note(nodes, self._placement.assigned)
-        failed = refusals.of(deployments, nodes)
-        if self._stale:
-            self._stale = False
-            before = self._placement.assigned if self._settled else {}
-            reports = Reports(failed, self._sources.needs.all(), before)
-            self._placement = place(deployments, nodes, reports)
+        failed = self._failed = refusals.of(deployments, nodes)
+        self._sources.halts.keep(deployments)
+        surges = self._rolling.surges(deployments, self._holders(nodes), self._sources.needs.all())
+        if self._stale or surges != self._surges:
+            self._stale, self._surges = False, surges
+            self._placement = self._place(deployments, failed, surges)
             self._telemetry.placements.inc()
         self._rolling.update(self._placement.assigned, nodes, failed, self._sources.needs.all())
         self._measure(deployments)
 
-    def allow_outage(self, deployment: Deployment) -> None:
-        """Lets this revision replace the earlier one where that leaves too few replicas, or none."""
-        self._rolling.allow_outage(deployment)
+    def irreplaceable(self, deployment: Deployment) -> str:
+        """Returns why no node could change to a new revision of a deployment; empty: one could.
+
+        `deployment` has the revision that it would have.
+        """
+        self.update()
+        nodes = self._sources.registry.nodes()
+        members = [node for node in self._holders(nodes).get(deployment.model, ()) if not node.drain_requested]
+        if not self._rolling.unchangeable(deployment, members, self._sources.needs.all()):
+            return ""
+        if deployment.surge:
+            others = [each for each in self._sources.catalog.deployments() if each.model != deployment.model]
+            failed = [key for key in self._failed if key[1] != deployment.model]
+            placed = self._place((*others, deployment), failed, {**self._surges, deployment.model: 1})
+            if placed.count(deployment.model) > len(members):
+                return ""
+        least = deployment.min_replicas
+        bound = f"min_replicas is {least}" if least >= len(members) else "rollout.max_unavailable is 0"
+        return f"{bound}, and no node has room to load it beside the earlier revision, or to stand in for another"
+
+    def check_drain(self, node: Node) -> None:
+        """Raises FAILED_PRECONDITION when a deployment would keep fewer ready nodes than it states if this one drains."""
+        self.update()
+        nodes = self._sources.registry.nodes()
+        for deployment in self._sources.catalog.deployments():
+            if deployment.min_replicas and self._stays(node, deployment):
+                left = sum(self._stays(each, deployment) for each in nodes if each.node_id != node.node_id)
+                if left < deployment.min_replicas:
+                    raise below_minimum(node.node_id, deployment, left)
+
+    def _stays(self, node: Node, deployment: Deployment) -> bool:
+        """Whether a node serves a deployment, and was told nothing else."""
+        if node.drain_requested or not serves(node, deployment.model) or self._rolling.leaves(node, deployment):
+            return False
+        return not self._settled or deployment in self._placement.assigned.get(node.node_id, ())
+
+    def _place(self, deployments: Sequence[Deployment], failed: Failed, surges: Mapping[str, int]) -> Placement:
+        before = self._placement.assigned if self._settled else {}
+        reports = Reports(failed, self._sources.needs.all(), before, surges)
+        return place(deployments, self._sources.registry.nodes(), reports)
+
+    def _holders(self, nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
+        """Returns the nodes of each model: those that it was assigned to, or that report it while nothing is assigned."""
+        holders: dict[str, list[Node]] = defaultdict(list)
+        assigned = self._placement.assigned if self._settled else {}
+        for node in nodes:
+            given = [each.model for each in assigned.get(node.node_id, ())]
+            reported = [each.model for each in node.models] if node.plural else [node.model]
+            for model in given if assigned else reported:
+                holders[model].append(node)
+        return holders
 
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""
@@ -125,6 +182,7 @@ class Reconciler:
         nodes = self._sources.registry.nodes()
         ready = sorted(node.node_id for node in nodes if self._rolling.is_ready(node, deployment))
         outdated = self._rolling.outdated.get(model, ())
+        halt = self._sources.halts.find(deployment) if outdated else None
         return DeploymentStatus(
             deployment,
             tuple(sorted(assigned.get(model, ()))),
@@ -132,6 +190,7 @@ class Reconciler:
             outdated,
             self._shortages(deployment),
             self._rolling.waits_for(model),
+            halt is not None and halt.lasting,
         )
 
     def _shortages(self, deployment: Deployment) -> tuple[NodeShortage, ...]:
@@ -154,9 +213,12 @@ class Reconciler:
         return tuple(kept(report, each) for report in node.models if (each := find(report.model)) is not None)
 
     def _measure(self, deployments: tuple[Deployment, ...]) -> None:
-        short, outdated = self._telemetry.short, self._telemetry.outdated
+        short, outdated, halted = self._telemetry.short, self._telemetry.outdated, self._telemetry.halted
         short.clear()
         outdated.clear()
+        halted.clear()
         for deployment in deployments:
             short.labels(deployment.model).set(self._placement.short(deployment))
-            outdated.labels(deployment.model).set(len(self._rolling.outdated.get(deployment.model, ())))
+            num_outdated = len(self._rolling.outdated.get(deployment.model, ()))
+            outdated.labels(deployment.model).set(num_outdated)
+            halted.labels(deployment.model).set(bool(num_outdated and self._sources.halts.find(deployment)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -15,11 +15,19 @@ from ryzanstein.auth.peers.peer import check_name
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.audit_pages import audit_page, audit_query
 from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.leadership import Leadership
 from ryzanstein.orchestrator.reconcile import DeploymentStatus
 from ryzanstein.orchestrator.state.changes import Change, DeploymentChanged, DeploymentRemoved, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.watch import SignOfLife, Snapshot, Update
-from ryzanstein.orchestrator.validation import check_adapter, check_deployment, check_node, check_node_id, check_report
+from ryzanstein.orchestrator.validation import (
+    check_adapter,
+    check_deployment,
+    check_name_of,
+    check_node,
+    check_node_id,
+    check_report,
+)
 from ryzanstein.v1 import orchestrator_pb2 as pb
 from ryzanstein.v1 import worker_pb2
 from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer
@@ -91,8 +99,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         model = request.deployment.model
         async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
             deployment = deployment_from_wire(request.deployment)
-            check_deployment(deployment, self._max_nodes)
-            stored = await self._control.deploy(deployment, reload=request.reload, allow_outage=request.allow_outage)
+            if request.allow_outage:
+                deployment = replace(deployment, rollout=replace(deployment.rollout, allow_outage=True))
+            if request.rollback:
+                check_name_of(deployment)
+            else:
+                check_deployment(deployment, self._max_nodes)
+            stored = await self._control.deploy(deployment, DeployOptions(request.reload, request.rollback))
             act.after = _deployed(stored)
         return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
@@ -127,7 +140,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def DrainNode(self, request: pb.DrainNodeRequest, context: Context) -> pb.DrainNodeResponse:
         async with self._auditor.act(context, "DrainNode", request.node_id, self._drained(request.node_id)) as act:
             check_node_id(request.node_id)
-            await self._control.drain(request.node_id)
+            await self._control.drain(request.node_id, below_min=request.below_min)
             act.after = self._drained(request.node_id)
         return pb.DrainNodeResponse()
 
@@ -158,12 +171,16 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
 
 def _deployed(deployment: Deployment | None) -> Facts | None:
-    """Returns what a record says of a deployment; its model is the target."""
+    """Returns what a record says of a deployment: of bounds, those that it states. Its model is the target."""
     if deployment is None:
         return None
     facts = asdict(deployment)
     del facts["model"]
-    return facts
+    limits = facts.pop("rollout")
+    for name in ("min_replicas", "max_replicas", "earlier_path"):
+        if not facts[name]:
+            del facts[name]
+    return facts | {f"rollout.{name}": value for name, value in limits.items() if value is not None and value is not False}
 
 
 def _adapted(adapter: DeployedAdapter | None) -> Facts | None:
@@ -186,6 +203,7 @@ def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
             for each in status.shortages
         ],
         waits_for=status.waits_for,
+        halted=status.halted,
     )
 
 

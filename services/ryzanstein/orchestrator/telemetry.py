@@ -33,6 +33,9 @@ class OrchestratorTelemetry:
             ["model"],
             registry=self.registry,
         )
+        self.halted = Gauge(
+            "ryzanstein_orchestrator_halted", "1: a revision goes no further.", ["model"], registry=self.registry
+        )
         self.short = Gauge("ryzanstein_orchestrator_short", "Nodes that a deployment lacks.", ["model"], registry=self.registry)
         self.models = ModelLoads()
         self.registry.register(self.models)
@@ -65,7 +68,7 @@ class OrchestratorTelemetry:
         """Shows no nodes and deployments: another orchestrator does."""
         for gauge in (self.nodes, self.deployments):
             gauge.set(0)
-        for labelled in (self.outdated, self.short):
+        for labelled in (self.outdated, self.halted, self.short):
             labelled.clear()
 
     def _gauge(self, name: str, text: str) -> Gauge:

@@ -7,7 +7,7 @@ from collections.abc import Sized
 
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter
-from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeReport
+from ryzanstein.cluster import MAX_PLACE_CHARS, Deployment, ModelNeed, ModelReport, Node, NodeReport, RolloutLimits
 from ryzanstein.generation.prompts import MAX_NAME_CHARS, name_fault
 
 MAX_PATH_CHARS = 1024
@@ -19,6 +19,8 @@ MAX_BYTES = 2**63 - 1
 MAX_NODE_TEXT_CHARS = 16384
 """All paths and reasons of a node's models together."""
 MAX_IDLE_UNLOAD_S = 30 * 86400.0
+MAX_MIN_READY_S = 3600.0
+MAX_PROGRESS_S = 86_400.0
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]{2,64}\]|[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?):([0-9]{1,5})")
@@ -40,6 +42,8 @@ def check_node(node: Node) -> None:
     if not 1 <= node.tp <= MAX_TP:
         raise errors.invalid("node.tp", f"must be in [1, {MAX_TP}]", node.tp)
     check_model(node.model, "node.model")
+    _check_length(node.host, MAX_PLACE_CHARS, "node.host")
+    _check_length(node.zone, MAX_PLACE_CHARS, "node.zone")
     _check_models(node.models, "node.models")
 
 
@@ -86,13 +90,47 @@ def check_model(model: str, field: str) -> None:
         raise errors.invalid(field, f"must have at most {MAX_NAME_CHARS} characters", len(model))
 
 
-def check_deployment(deployment: Deployment, max_nodes: int) -> None:
+def check_name_of(deployment: Deployment) -> None:
+    """Checks the only field that counts when a model is rolled back."""
     _check_name(deployment.model, "deployment.model")
+
+
+def check_deployment(deployment: Deployment, max_nodes: int) -> None:
+    check_name_of(deployment)
     _check_path(deployment.path, "deployment.path")
     if deployment.replicas > max_nodes:
         raise errors.invalid("deployment.replicas", f"must be in [0, {max_nodes}]", deployment.replicas)
     if not 0 <= deployment.idle_unload_s <= MAX_IDLE_UNLOAD_S:
         raise errors.invalid("deployment.idle_unload", f"must be in [0, {MAX_IDLE_UNLOAD_S:.0f}] s", deployment.idle_unload_s)
+    _check_replicas(deployment, max_nodes)
+    _check_rollout(deployment.rollout)
+    if deployment.rollout.max_unavailable == 0 and deployment.replicas and not deployment.surge:
+        raise errors.invalid(
+            "deployment.max_replicas",
+            f"must be more than replicas ({deployment.replicas}): with rollout.max_unavailable 0 no replica could be replaced",
+            deployment.max_replicas,
+        )
+
+
+def _check_replicas(deployment: Deployment, max_nodes: int) -> None:
+    least, wanted, most = deployment.min_replicas, deployment.replicas, deployment.max_replicas
+    if most and not (wanted or 1) <= most <= max_nodes:
+        description = f"must be 0, or in [{wanted or 1}, {max_nodes}]: at least replicas"
+        raise errors.invalid("deployment.max_replicas", description, most)
+    bound = deployment.limit or max_nodes
+    if least > bound:
+        raise errors.invalid("deployment.min_replicas", f"must be in [0, {bound}]: at most replicas and max_replicas", least)
+
+
+def _check_rollout(limits: RolloutLimits) -> None:
+    shares = {"max_unavailable": limits.max_unavailable, "max_failed": limits.max_failed}
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            raise errors.invalid(f"deployment.rollout.{name}", "must be in [0, 1]", share)
+    times = {"min_ready": (limits.min_ready_s, 0.0, MAX_MIN_READY_S), "progress": (limits.progress_s, 1.0, MAX_PROGRESS_S)}
+    for name, (given_s, least_s, most_s) in times.items():
+        if given_s is not None and not least_s <= given_s <= most_s:
+            raise errors.invalid(f"deployment.rollout.{name}", f"must be in [{least_s:.0f}, {most_s:.0f}] s", given_s)
 
 
 def check_adapter(adapter: DeployedAdapter) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ryzanstein.cluster import MAX_PLACE_CHARS
 from ryzanstein.config import TUNING, ServiceSettings
 from ryzanstein.files.model_paths import model_name
 from ryzanstein.files.models_home import model_path
@@ -94,6 +95,16 @@ class WorkerSettings(ServiceSettings):
         "grpcio",
         description="what serves gRPC on ports without TLS: the library grpcio, whose threads carry the pages of other nodes, "
         "or the builtin server, which costs less for each message",
+    )
+    node_host: str = Field(
+        default_factory=socket.gethostname,
+        max_length=MAX_PLACE_CHARS,
+        description="machine of the node, by default the host name; replicas are spread over machines",
+    )
+    node_zone: str = Field(
+        "",
+        max_length=MAX_PLACE_CHARS,
+        description="zone of the machine, over which replicas are spread first",
     )
     grpc_port: int = Field(50061, ge=0, le=65535, description="gRPC API; 0: a free port, which is logged")
     tls_port: int = Field(50065, ge=0, le=65535, description="gRPC API with TLS; 0: a free port, which is logged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ryzanstein.cluster import (
+    DEFAULT_LIMITS,
     OWN_ENGINE,
     Beat,
     Deployment,
@@ -19,6 +20,7 @@ from ryzanstein.cluster import (
     NodeReport,
     NodeState,
     Numerics,
+    RolloutLimits,
 )
 from ryzanstein.generation.request import NO_DEFAULTS
 from ryzanstein.leaders.epochs import LeaderEpoch
@@ -26,10 +28,11 @@ from ryzanstein.v1 import orchestrator_pb2 as orchestrator
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.wire.adapters import deployed_adapters_from_wire, deployed_adapters_to_wire
 from ryzanstein.wire.requests import sampling_defaults_from_wire, sampling_defaults_to_wire
-from ryzanstein.wire.timestamps import duration, timestamp, unix_s
+from ryzanstein.wire.timestamps import duration, seconds, timestamp, unix_s
 
 _MAX_NUMERICS_CHARS, _MAX_DIGEST_BYTES = 1024, 64
 _MAX_PHASE_CHARS = 16
+_MAX_CONTENT_CHARS = 64
 _MAX_ENGINE_CHARS, _MAX_UNSUPPORTED, _MAX_UNSUPPORTED_CHARS = 128, 64, 64
 
 
@@ -108,6 +111,8 @@ def node_to_wire(node: Node) -> orchestrator.Node:
         models=map(model_report_to_wire, node.models),
         memory_bytes=node.memory_bytes,
         tls_address=node.tls_address,
+        host=node.host,
+        zone=node.zone,
     )
 
 
@@ -127,6 +132,8 @@ def node_from_wire(wire: orchestrator.Node) -> Node:
         models=tuple(map(model_report_from_wire, wire.models)),
         memory_bytes=wire.memory_bytes,
         tls_address=wire.tls_address,
+        host=wire.host,
+        zone=wire.zone,
     )
 
 
@@ -146,6 +153,7 @@ def model_report_to_wire(report: ModelReport) -> orchestrator.ModelReport:
         next_state=worker.NodeState.ValueType(report.next_state),
         next_reason=report.next_reason,
         progress=None if report.progress is None else _progress_to_wire(report.progress),
+        content=report.content,
     )
 
 
@@ -175,6 +183,7 @@ def model_report_from_wire(wire: orchestrator.ModelReport) -> ModelReport:
         NodeState(wire.next_state),
         wire.next_reason,
         _progress_from_wire(wire.progress) if wire.HasField("progress") else None,
+        wire.content[:_MAX_CONTENT_CHARS],
     )
 
 
@@ -227,7 +236,7 @@ def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
 
 
 def instruction_to_wire(instruction: Instruction) -> orchestrator.HeartbeatResponse:
-    deployments = [deployment_to_wire(deployment) for deployment in instruction.deployments]
+    deployments = [_served_to_wire(deployment) for deployment in instruction.deployments]
     members = instruction.members
     return orchestrator.HeartbeatResponse(
         deployment=deployments[0] if deployments else None,
@@ -251,6 +260,16 @@ def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
 
 
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:
+    wire = _served_to_wire(deployment)
+    wire.min_replicas, wire.max_replicas = deployment.min_replicas, deployment.max_replicas
+    wire.earlier_path = deployment.earlier_path
+    if deployment.rollout != DEFAULT_LIMITS:
+        wire.rollout.CopyFrom(_limits_to_wire(deployment.rollout))
+    return wire
+
+
+def _served_to_wire(deployment: Deployment) -> orchestrator.Deployment:
+    """Returns what a node needs to know to serve it."""
     wire = orchestrator.Deployment(
         model=deployment.model, path=deployment.path, replicas=deployment.replicas, revision=deployment.revision
     )
@@ -259,5 +278,35 @@ def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:
     return wire
 
 
+def _limits_to_wire(limits: RolloutLimits) -> orchestrator.RolloutLimits:
+    return orchestrator.RolloutLimits(
+        max_unavailable=limits.max_unavailable,
+        min_ready=None if limits.min_ready_s is None else duration(limits.min_ready_s),
+        progress=None if limits.progress_s is None else duration(limits.progress_s),
+        max_failed=limits.max_failed,
+        allow_outage=limits.allow_outage,
+    )
+
+
 def deployment_from_wire(wire: orchestrator.Deployment) -> Deployment:
-    return Deployment(wire.model, wire.path, wire.replicas, wire.revision, wire.idle_unload.ToNanoseconds() / 1e9)
+    return Deployment(
+        wire.model,
+        wire.path,
+        wire.replicas,
+        wire.revision,
+        seconds(wire.idle_unload),
+        wire.min_replicas,
+        wire.max_replicas,
+        _limits_from_wire(wire.rollout) if wire.HasField("rollout") else DEFAULT_LIMITS,
+        wire.earlier_path,
+    )
+
+
+def _limits_from_wire(wire: orchestrator.RolloutLimits) -> RolloutLimits:
+    return RolloutLimits(
+        wire.max_unavailable if wire.HasField("max_unavailable") else None,
+        seconds(wire.min_ready) if wire.HasField("min_ready") else None,
+        seconds(wire.progress) if wire.HasField("progress") else None,
+        wire.max_failed if wire.HasField("max_failed") else None,
+        wire.allow_outage,
+    )

@@ -17,6 +17,11 @@ def unix_s(stamp: Timestamp) -> float:
     return (stamp.seconds * 10**9 + stamp.nanos) / 1e9
 
 
+def seconds(message: Duration) -> float:
+    """Returns the seconds of any duration, also of an invalid one from a peer."""
+    return (message.seconds * 10**9 + message.nanos) / 1e9
+
+
 def duration(seconds: float) -> Duration:
     """Returns the duration; a negative one becomes zero."""
     message = Duration()

@@ -21,7 +21,7 @@ from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_valu
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
 from ryzanstein.cli.rollout.rollout import Rollout, RolloutEnd
-from ryzanstein.cluster import Deployment
+from ryzanstein.cluster import Deployment, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
 from ryzanstein.files.models_home import model_path
@@ -34,6 +34,7 @@ MAX_IDLE_S = 30 * 86_400.0
 MAX_PATH_CHARS = 1024
 _LOOK_EVERY_S = 0.2
 _TARGET = "'DIR|NAME'"
+_BY_SETTING = "tuning.rollout"
 
 
 def deploy(
@@ -42,7 +43,8 @@ def deploy(
         typer.Argument(
             metavar="DIR|NAME",
             callback=text_value,
-            help="Directory of the model in the Hugging Face layout; the nodes read it, under this path. --remove: a name.",
+            help="Directory of the model in the Hugging Face layout; the nodes read it, under this path. "
+            "--remove, --rollback: a name.",
         ),
     ] = None,
     *,
@@ -58,6 +60,41 @@ def deploy(
             min=0, max=MAX_IDLE_S, show_default="never", help="Unload it after this many seconds without work; 0: never."
         ),
     ] = None,
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_NODES, show_default="no bound", help="Nodes that stay ready."),
+    ] = None,
+    max_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MAX_NODES,
+            show_default="one more than --nodes",
+            help="Nodes that have it at once.",
+        ),
+    ] = None,
+    max_unavailable: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            show_default=_BY_SETTING,
+            help="Share of the nodes that change at once.",
+        ),
+    ] = None,
+    min_ready: Annotated[
+        float | None,
+        typer.Option(min=0, max=3600, show_default=_BY_SETTING, help="Seconds ready until the next changes."),
+    ] = None,
+    progress: Annotated[
+        float | None,
+        typer.Option(min=1, max=86_400, show_default=_BY_SETTING, help="Seconds without progress that halt it."),
+    ] = None,
+    max_failed: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, show_default=_BY_SETTING, help="Share of the nodes that may fail."),
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Deploy the earlier directory of NAME again.")] = False,
     reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
     allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Do not wait until replicas can be spared.")] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
@@ -82,10 +119,14 @@ def deploy(
     Exit code 1: refused, no node is free, a node failed, or not ready in time. Only a refused one is not in force.
     """
     given: dict[str, object] = {"--name": name, "--nodes": nodes, "--idle-unload": idle_unload, "--reload": reload}
-    given |= {"--wait": wait, "--no-wait": no_wait, "--force": force, "--allow-outage": allow_outage}
+    given |= {"--min-nodes": min_nodes, "--max-nodes": max_nodes, "--max-unavailable": max_unavailable, "--force": force}
+    given |= {"--min-ready": min_ready, "--progress": progress, "--max-failed": max_failed}
     if list_all or remove:
+        given |= {"--wait": wait, "--no-wait": no_wait, "--allow-outage": allow_outage, "--rollback": rollback}
         given |= {"--remove": remove, _TARGET: target} if list_all else {"--json": as_json}
         _refuse_with("--list" if list_all else "--remove", given)
+    elif rollback:
+        _refuse_with("--rollback", given)
     elif as_json:
         raise typer.BadParameter("is for --list", param_hint="'--json'")
     if wait is not None and no_wait:
@@ -97,8 +138,18 @@ def deploy(
         elif remove:
             _remove(place, _name(target, _TARGET))
         else:
-            deployment = replace(_deployment(target, name, nodes, force), idle_unload_s=idle_unload or 0.0)
-            waiting = _Waiting(place, deployment, reload=reload, allow_outage=allow_outage)
+            limits = RolloutLimits(max_unavailable, min_ready, progress, max_failed, allow_outage)
+            if rollback:
+                deployment = Deployment(_name(target, _TARGET), "", rollout=limits)
+            else:
+                deployment = replace(
+                    _deployment(target, name, nodes, force),
+                    idle_unload_s=idle_unload or 0.0,
+                    min_replicas=min_nodes or 0,
+                    max_replicas=max_nodes or 0,
+                    rollout=limits,
+                )
+            waiting = _Waiting(place, deployment, reload=reload, rollback=rollback)
             _deploy(waiting, None if no_wait else WAIT_S if wait is None else wait)
     except RyzansteinError as error:
         display.show_error(display.people(), error)
@@ -186,10 +237,10 @@ def _deploy(waiting: _Waiting, wait_s: float | None) -> None:
 class _Waiting:
     """Runs one deployment to its end and prints its progress."""
 
-    def __init__(self, place: _Place, deployment: Deployment, *, reload: bool, allow_outage: bool) -> None:
+    def __init__(self, place: _Place, deployment: Deployment, *, reload: bool, rollback: bool) -> None:
         self._place = place
         self._deployment = deployment
-        self._reload, self._allow_outage = reload, allow_outage
+        self._reload, self._rollback = reload, rollback
         self._waits_for = ""
         self._rollout = Rollout(deployment)
         self._reasons: dict[str, str] = {}
@@ -199,23 +250,39 @@ class _Waiting:
 
     async def run(self, wait_s: float | None) -> RolloutEnd:
         """Deploys, and returns how it ended. Raises RyzansteinError if the deployment is refused."""
-        model, path = self._deployment.model, self._deployment.path
         async with self._place.client() as client:
             before = await client.look()
-            stored = await client.deploy(self._deployment, reload=self._reload, allow_outage=self._allow_outage)
+            stored = await client.deploy(self._deployment, reload=self._reload, rollback=self._rollback)
             self._rollout = Rollout(stored)
             self._stored = True
-            _tell(f"deploying {model!r} from {path}")
-            if not stored.revision and (self._reload or self._deployment.idle_unload_s):
-                _tell("the orchestrator is an older one: it ignores --reload and --idle-unload", style="yellow")
+            _tell(f"{'rolling back' if self._rollback else 'deploying'} {stored.model!r} {self._from}{stored.path}")
+            if ignored := self._ignored(stored):
+                _tell(f"the orchestrator is an older one: it ignores {ignored}", style="yellow")
             if wait_s is None:
                 return RolloutEnd(True, "not waiting; `ryzanstein deploy --list` shows which nodes are ready")
             return await self._wait(client, before, time.monotonic() + wait_s, wait_s)
 
+    @property
+    def _from(self) -> str:
+        return "to " if self._rollback else "from "
+
+    def _ignored(self, stored: Deployment) -> str:
+        """Returns the options that an older orchestrator did not understand."""
+        asked = self._deployment
+        if not stored.revision and (self._reload or asked.idle_unload_s):
+            return "--reload and --idle-unload"
+        same = (stored.min_replicas, stored.max_replicas, stored.rollout) == (
+            asked.min_replicas,
+            asked.max_replicas,
+            asked.rollout,
+        )
+        allowed_alone = asked.rollout == RolloutLimits(allow_outage=True) and not (asked.min_replicas or asked.max_replicas)
+        return "" if same or allowed_alone or self._rollback else "the bounds of nodes and of how they change"
+
     def remedy(self, ending: RolloutEnd) -> str:
         """Returns how to end what is still in force."""
         if ending.earlier:
-            return "; repair it and deploy it with --reload, or deploy the earlier directory again"
+            return "; repair it and deploy it with --reload, or return to the earlier directory with --rollback"
         return f"; it stays deployed until `ryzanstein deploy {self._deployment.model} --remove`" if ending.in_force else ""
 
     def interrupted(self) -> str:

@@ -36,8 +36,8 @@ class Shortage:
 class DeploymentView:
     """A deployment, the nodes that are chosen for it, and the nodes that report it as ready.
 
-    `outdated` nodes still serve an earlier revision, and `waits_for` is why no further one changes. `shortages` are why nodes
-    cannot take it.
+    `outdated` nodes still serve an earlier revision, and `waits_for` is why no further one changes, `halted` until it is
+    deployed again. `shortages` are why nodes cannot take it.
     """
 
     deployment: Deployment
@@ -46,6 +46,7 @@ class DeploymentView:
     outdated: tuple[str, ...] = ()
     shortages: tuple[Shortage, ...] = ()
     waits_for: str = ""
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,13 @@ class DeploymentClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def deploy(self, deployment: Deployment, *, reload: bool = False, allow_outage: bool = False) -> Deployment:
+    async def deploy(self, deployment: Deployment, *, reload: bool = False, rollback: bool = False) -> Deployment:
         """Returns the deployment as it is stored, with its revision. An older orchestrator gives it none."""
         request = orchestrator_pb2.DeployModelRequest(
-            deployment=deployment_to_wire(deployment), reload=reload, allow_outage=allow_outage
+            deployment=deployment_to_wire(deployment),
+            reload=reload,
+            rollback=rollback,
+            allow_outage=deployment.rollout.allow_outage,  # an older orchestrator does not know rollout
         )
         answer = await answered(self._stub.DeployModel(request, timeout=DEPLOY_TIMEOUT_S))
         return deployment_from_wire(answer.deployment)
@@ -103,6 +107,7 @@ def _view(status: orchestrator_pb2.DeploymentStatus) -> DeploymentView:
         tuple(status.outdated_nodes),
         tuple(Shortage(each.node_id, each.missing_bytes, each.reason) for each in status.shortages),
         status.waits_for,
+        status.halted,
     )
 
 
@@ -130,14 +135,20 @@ def deployment_table(views: Iterable[DeploymentView]) -> FittedTable:
         Column("these wait for", 4, folds=True),
     )
     for view in views:
-        wanted = str(view.deployment.replicas or EVERY_NODE)
         nodes = map(names, (view.assigned, view.ready, view.outdated))
-        table.add(view.deployment.model, view.deployment.path, wanted, *nodes, view.waits_for or "-")
+        waits_for = f"halted: {view.waits_for}" if view.halted else view.waits_for or "-"
+        table.add(view.deployment.model, view.deployment.path, _wanted(view.deployment), *nodes, waits_for)
     return table
 
 
+def _wanted(deployment: Deployment) -> str:
+    bounds = {"min": deployment.min_replicas, "max": deployment.max_replicas}
+    listed = ", ".join(f"{name} {bound}" for name, bound in bounds.items() if bound)
+    return f"{deployment.replicas or EVERY_NODE}{listed and f' ({listed})'}"
+
+
 def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
-    """Returns the deployments for scripts. `wanted` is null for every node."""
+    """Returns the deployments for scripts. `wanted` is null for every node, what `rollout` does not state is null."""
     return {
         "deployments": [
             {
@@ -146,10 +157,15 @@ def as_document(views: Iterable[DeploymentView]) -> dict[str, Any]:
                 "revision": view.deployment.revision,
                 "wanted": view.deployment.replicas or None,
                 "idle_unload_s": view.deployment.idle_unload_s,
+                "min_nodes": view.deployment.min_replicas,
+                "max_nodes": view.deployment.max_replicas or None,
+                "rollout": asdict(view.deployment.rollout),
+                "earlier_path": view.deployment.earlier_path,
                 "assigned_nodes": list(view.assigned),
                 "ready_nodes": list(view.ready),
                 "outdated_nodes": list(view.outdated),
                 "waits_for": view.waits_for,
+                "halted": view.halted,
                 "shortages": [asdict(each) for each in view.shortages],
             }
             for view in views

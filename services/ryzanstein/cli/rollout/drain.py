@@ -38,11 +38,14 @@ def drain(
     ] = None,
     grace: Annotated[float, typer.Option(min=0, max=86_400, help="With --direct: seconds to wait for running work.")] = 30.0,
     force: Annotated[bool, typer.Option("--force", help="Do not prompt, even for the last ready node.")] = False,
+    below_min: Annotated[bool, typer.Option("--below-min", help="Drain it also below --min-nodes.")] = False,
     tls_dir: TlsDir = None,
 ) -> None:
     """Drain a node: it finishes its work and takes nothing new."""
     if (node is None) == (direct is None):
         raise typer.BadParameter("give either a NODE or --direct")
+    if below_min and direct is not None:
+        raise typer.BadParameter("a node that is asked directly knows no such bound", param_hint="'--below-min'")
     people, dialer = display.people(), dialer_in(tls_dir)
     try:
         if not force:
@@ -52,7 +55,7 @@ def drain(
             unfinished = asyncio.run(drain_node(direct, grace, dialer))
             people.print(f"{direct} drained, unfinished generations: {unfinished}")
         else:
-            asyncio.run(request_drain(orchestrator, str(node), dialer))
+            asyncio.run(request_drain(orchestrator, str(node), dialer, below_min=below_min))
             people.print(f"{node} is draining", markup=False)
     except RyzansteinError as error:
         display.show_error(people, error)
@@ -121,14 +124,17 @@ async def undrain_node(address: str, dialer: Dialer = PLAIN) -> str:
     return answer.reason
 
 
-async def request_drain(orchestrator: str, node_id: str, dialer: Dialer = PLAIN) -> None:
+async def request_drain(orchestrator: str, node_id: str, dialer: Dialer = PLAIN, *, below_min: bool = False) -> None:
     """Returns when the drain request is recorded.
 
-    Raises RyzansteinError, NOT_FOUND if the node is not a member.
+    Raises RyzansteinError, NOT_FOUND if the node is not a member, FAILED_PRECONDITION if a deployment would keep fewer ready
+    nodes than it states, unless `below_min`.
     """
     async with dialer.open(orchestrator, ORCHESTRATOR) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        await answered(stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id), timeout=_TIMEOUT_S))
+        await answered(
+            stub.DrainNode(orchestrator_pb2.DrainNodeRequest(node_id=node_id, below_min=below_min), timeout=_TIMEOUT_S)
+        )
 
 
 async def drain_node(address: str, grace_s: float, dialer: Dialer = PLAIN) -> int:

@@ -204,7 +204,8 @@ class Rollout:
         return still and (last or self._now - self._steady[1] >= STEADY_S)
 
     def _wanted(self) -> int:
-        return self.deployment.replicas or len(self._look.nodes)
+        everywhere = len(self._look.nodes)
+        return self.deployment.replicas or min(self.deployment.max_replicas or everywhere, everywhere)
 
     def _is_short(self) -> bool:
         return len(self._sightings) < max(1, self._wanted())

@@ -30,13 +30,16 @@ def node_table(view: ClusterStatus) -> FittedTable:
         Column("KV blocks", 5),
         Column("restarts", 4),
         Column("beat", 3, folds=True),
+        Column("host", 9, folds=True),
+        Column("zone", 9, folds=True),
     )
     now = time.time()
     for each in view.nodes:
         node = each.node
         beat = _ago(now, node.beat_time) if node.beat_time and not each.error else each.error or _UNKNOWN
         place = (node.node_id, state_of(each), node.model or _UNKNOWN, str(node.tp or _UNKNOWN))
-        table.add(*place, *memory_of(each), *_load(node.load), str(each.rank_restarts), beat)
+        where = (node.host or _UNKNOWN, node.zone or _UNKNOWN)
+        table.add(*place, *memory_of(each), *_load(node.load), str(each.rank_restarts), beat, *where)
     return table
 
 

@@ -41,6 +41,16 @@ class NodeRoom:
         report = self._reports.get(model)
         return report is not None and report.state is not NodeState.FAILED
 
+    def lacks(self, deployment: Deployment) -> tuple[bool, bool]:
+        """Returns whether the node answers no requests for the model, and whether it has not this revision.
+
+        An older node does not say which revision it has.
+        """
+        report = self.node.report(deployment.model)
+        if report is None or not (report.state is NodeState.READY or (report.asleep and report.state is not NodeState.FAILED)):
+            return True, True
+        return False, not self.node.plural or report.revision != deployment.revision
+
     def fails(self, deployment: Deployment) -> bool:
         """Whether the node reports now that it failed with this revision of a deployment."""
         model = deployment.model

@@ -6,18 +6,18 @@ apply in this order:
 1. A node that serves a deployment, or was last assigned to it, keeps it. An older node keeps only
    deployments that state a number of replicas.
 2. Deployments that lack replicas are placed, the largest first: on nodes that have not failed them,
-   where no other model gives way, with the most memory left; then by rendezvous hash (Thaler and
-   Ravishankar, 1998).
+   where no other model gives way, in the zone and then on the host with the fewest replicas, with the
+   most memory left; then by rendezvous hash (Thaler and Ravishankar, 1998).
 3. Deployments that want every node are added to every node that they fit on. Older nodes that are
    left over are shared among them.
 
 A new deployment therefore never takes the place of one that is assigned; it stays short instead.
+Replicas do not move to where fewer are: that would cost loads. Those of a smaller number stay apart.
 The result does not depend on the order of the nodes, and changes little when one comes or goes.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +25,7 @@ from hashlib import blake2b
 
 from ryzanstein.cluster import Deployment, ModelNeed, Node
 from ryzanstein.orchestrator.placing.packing import NodeRoom, NodeShortage
+from ryzanstein.orchestrator.placing.spreading import SpreadOption, spread
 
 Failed = Collection[tuple[str, str]]
 """Node ids and models: which nodes lately failed to serve which model, see `refusals`."""
@@ -38,11 +39,15 @@ MAX_SHORTAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What nodes reported beside their state, and `before`: what was assigned to them last."""
+    """What nodes reported beside their state, and `before`: what was assigned to them last.
+
+    `surges`: how many nodes more than it states a model may have, where that displaces nobody.
+    """
 
     failed: Failed = ()
     needs: NodeNeeds = field(default_factory=dict)
     before: Assigned = field(default_factory=dict)
+    surges: Mapping[str, int] = field(default_factory=dict)
 
 
 class Placement:
@@ -59,8 +64,13 @@ class Placement:
 
     def short(self, deployment: Deployment) -> int:
         """Returns how many more nodes the deployment should have."""
-        wanted = deployment.replicas or sum(not room.node.drain_requested for room in self._rooms.values())
+        usable = sum(not room.node.drain_requested for room in self._rooms.values())
+        wanted = deployment.replicas or min(deployment.max_replicas or usable, usable)
         return max(0, wanted - self._placed[deployment.model])
+
+    def count(self, model: str) -> int:
+        """Returns on how many nodes a model is placed."""
+        return self._placed[model]
 
     def shortages(self, deployment: Deployment) -> list[NodeShortage]:
         """Returns why nodes cannot take a deployment that lacks some; at most MAX_SHORTAGES."""
@@ -102,11 +112,14 @@ def place(deployments: Sequence[Deployment], nodes: Iterable[Node], reports: Rep
     usable = [room for room in rooms.values() if not room.node.drain_requested]
     by_name = sorted(deployments, key=lambda d: d.model)
     counts = _keep(by_name, usable, reports)
-    lacking = [d for d in by_name if d.replicas > counts[d.model]]
-    serving_counted = {d.model for d in by_name if d.replicas}
+    lacking = [d for d in by_name if d.limit > counts[d.model]]
+    serving_counted = {d.model for d in by_name if d.limit}
     for deployment in sorted(lacking, key=lambda d: (-_size(d, usable), d.model)):
-        _take(deployment, deployment.replicas - counts[deployment.model], usable, reports.failed, serving_counted)
-    _spread([d for d in by_name if not d.replicas], usable)
+        _take(deployment, deployment.limit - counts[deployment.model], usable, reports.failed, serving_counted)
+    for deployment in (d for d in by_name if d.limit and reports.surges.get(d.model)):
+        missing = deployment.limit + reports.surges[deployment.model] - sum(deployment.model in room.placed for room in usable)
+        _take(deployment, missing, usable, reports.failed, serving_counted, surge=True)
+    _spread([d for d in by_name if not d.limit], usable)
     return Placement(rooms)
 
 
@@ -133,53 +146,85 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
         has_failed = room.fails(deployment) or (room.node.node_id, deployment.model) in reports.failed
         return room.node.plural and not has_failed
 
-    _keep_where(deployments, where(assigned=True, served=True), counts)
+    _keep_where(deployments, where(assigned=True, served=True), counts, rooms, reports.surges)
     if before:
-        absent = zip(deployments, where(assigned=True, served=False), strict=True)
-        _keep_where(deployments, [[r for r in found if awaited(d, r)] for d, found in absent], counts, fitting=True)
-    _keep_where(deployments, where(assigned=False, served=True), counts, fitting=bool(before))
+        found = zip(deployments, where(assigned=True, served=False), strict=True)
+        absent = [[room for room in rooms_of if awaited(d, room)] for d, rooms_of in found]
+        _keep_where(deployments, absent, counts, rooms, reports.surges, fitting=True)
+    _keep_where(deployments, where(assigned=False, served=True), counts, rooms, reports.surges, fitting=bool(before))
     return counts
 
 
 def _keep_where(
-    deployments: Sequence[Deployment], where: Sequence[list[NodeRoom]], counts: Counter[str], *, fitting: bool = False
+    deployments: Sequence[Deployment],
+    where: Sequence[list[NodeRoom]],
+    counts: Counter[str],
+    everywhere: Sequence[NodeRoom],
+    surges: Mapping[str, int],
+    *,
+    fitting: bool = False,
 ) -> None:
     """Puts deployments on their nodes. `fitting`: only where they fit, as an older node's always must."""
     for deployment, rooms in zip(deployments, where, strict=True):
-        wanted = deployment.replicas - counts[deployment.model] if deployment.replicas else len(rooms)
-        for room in _first(rooms, wanted, deployment.model):
+        most = deployment.limit + surges.get(deployment.model, 0)
+        wanted = most - counts[deployment.model] if deployment.limit else len(rooms)
+        for room in _first(rooms, wanted, deployment, everywhere):
             if room.node.plural and (not fitting or room.fits(deployment)):
                 keeps = True
             else:
-                keeps = bool(deployment.replicas) and room.fits(deployment)
+                keeps = bool(deployment.limit) and room.fits(deployment)
             if keeps:
                 room.put(deployment)
                 counts[deployment.model] += 1
 
 
-def _first(rooms: list[NodeRoom], limit: int, model: str) -> list[NodeRoom]:
-    """Returns at most `limit` rooms, the same ones whatever their order."""
-    return rooms if len(rooms) <= limit else sorted(rooms, key=lambda room: _hash(model, room.node.node_id))[: max(0, limit)]
+def _first(rooms: list[NodeRoom], limit: int, deployment: Deployment, everywhere: Sequence[NodeRoom]) -> list[NodeRoom]:
+    """Returns at most `limit` rooms, the same ones whatever their order.
+
+    First come those that are ready, of these the ones with this revision; then those in different zones and on different hosts.
+    """
+    if len(rooms) <= limit:
+        return rooms
+    model = deployment.model
+    options = (SpreadOption(room.lacks(deployment), (0.0, _hash(model, room.node.node_id)), room.node) for room in rooms)
+    by_id = {room.node.node_id: room for room in rooms}
+    return [by_id[node.node_id] for node in spread(options, max(0, limit), _present(model, everywhere))]
 
 
-def _take(deployment: Deployment, missing: int, rooms: Sequence[NodeRoom], failed: Failed, counted: Collection[str]) -> None:
-    """Puts a deployment on as many nodes as it lacks, if it fits on so many.
+def _present(model: str, rooms: Iterable[NodeRoom]) -> Iterable[Node]:
+    return (room.node for room in rooms if model in room.placed)
+
+
+def _take(
+    deployment: Deployment,
+    missing: int,
+    rooms: Sequence[NodeRoom],
+    failed: Failed,
+    counted: Collection[str],
+    *,
+    surge: bool = False,
+) -> None:
+    """Puts a deployment on as many nodes as it lacks, if it fits on so many. `surge`: only on those of the best tier.
 
     Last come nodes that failed to serve it: first those that still have it, so that a model that
     fails everywhere stays where it failed last.
     """
     model = deployment.model
 
-    def preference(room: NodeRoom) -> tuple[bool, bool, bool, float, bytes]:
+    def option(room: NodeRoom) -> SpreadOption:
         node, fails = room.node, room.fails(deployment)
         has_failed = fails if node.plural else node.model == model
         has_failed = has_failed or (node.node_id, model) in failed
         displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        return has_failed, has_failed and not fails, displaces, room.fraction(deployment), _hash(model, node.node_id)
+        tier = (has_failed, has_failed and not fails, displaces)
+        return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
 
-    candidates = (room for room in rooms if model not in room.placed and room.fits(deployment))
-    for room in heapq.nsmallest(missing, candidates, key=preference):
-        room.put(deployment)
+    candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}
+    options = [option(room) for room in candidates.values()]
+    if surge:
+        options = [each for each in options if not any(each.tier)]
+    for node in spread(options, missing, _present(model, rooms)):
+        candidates[node.node_id].put(deployment)
 
 
 def _spread(everywhere: Sequence[Deployment], rooms: Iterable[NodeRoom]) -> None:

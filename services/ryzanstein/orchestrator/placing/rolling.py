@@ -2,6 +2,7 @@
 
 A wave takes no more replicas out of service than the model can spare: what stays ready must hold what ran and waited in the
 last minute, and some more. Replicas for which the new revision fits beside the earlier one cost nothing, so they come first.
+Where none may be away, another node takes a replica first (a surge), and loses it when enough others have changed.
 
 The rest follows from what nodes report, so that a change continues after a restart of the orchestrator: every replica that
 changes, or is not steady on the new revision yet, has a place in the wave. When the new revision fails on too many nodes, or
@@ -10,17 +11,18 @@ nothing moves any more, the others keep what they serve.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
-from pydantic import Field
 
-from ryzanstein.addresses import host_of
-from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
+from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
+from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
+from ryzanstein.orchestrator.placing.waves import Wave, is_changing, kept, loads_beside
 
 log = structlog.get_logger(__name__)
 
@@ -29,22 +31,6 @@ _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutBounds:
-    """How fast a new revision replaces an earlier one."""
-
-    max_unavailable: Annotated[float, Field(gt=0, le=1)] = 0.10
-    """Share of a model's replicas that may change at once; at least one."""
-    min_ready_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """How long a replica must be ready before its place in the wave is free, in seconds."""
-    progress_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    """How long replicas may change without any progress until no further one begins, in seconds."""
-    max_failed: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """Share of the replicas that may fail; before the first one is ready, none may."""
-    headroom: Annotated[float, Field(ge=1, le=10)] = 1.2
-    """What stays ready must hold so many times what ran and waited in the last minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +51,8 @@ class _Change:
     moved_at: float
     turns: set[str] = field(default_factory=set)
     ready_since: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, bool] = field(default_factory=dict)
+    """Whether those that were told to change load the new revision beside the earlier one."""
     seen: object = None
     demands: deque[tuple[float, int]] = field(default_factory=deque)
     """Times, and what ran and waited then: the largest first, each later one smaller."""
@@ -76,18 +64,14 @@ class _Change:
 class RollingChanges:
     """Which nodes may change to a new revision, by model. `now` is monotonic seconds."""
 
-    def __init__(self, now: Callable[[], float], bounds: RolloutBounds | None = None) -> None:
+    def __init__(self, now: Callable[[], float], bounds: RolloutBounds | None = None, halts: Halts | None = None) -> None:
         self._now = now
         self._bounds = bounds or RolloutBounds()
+        self.halts = halts or Halts()
         self._changes: dict[str, _Change] = {}
         self._told: dict[tuple[str, str], _Told] = {}
-        self._outages: dict[str, int] = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
-
-    def allow_outage(self, deployment: Deployment) -> None:
-        """Lets this revision replace the earlier one though the model cannot spare a replica: one at a time then."""
-        self._outages[deployment.model] = deployment.revision
 
     def waits_for(self, model: str) -> str:
         """Returns why no further node changes; empty: nothing is in the way."""
@@ -112,6 +96,34 @@ class RollingChanges:
             if waiting:
                 self._advance(deployment, members[deployment], waiting, num_failed[deployment.model], needs)
 
+    def surges(
+        self, deployments: Iterable[Deployment], holders: Mapping[str, Sequence[Node]], needs: NodeNeeds
+    ) -> Mapping[str, int]:
+        """Returns how many nodes more than it states each model should have now, because none of its replicas may be away.
+
+        `holders`: the nodes that have each model, or should. Models without a surge are absent.
+        """
+        found = {}
+        for deployment in deployments:
+            alone = deployment.replicas == 1 or self._bounds.floor(deployment, deployment.replicas) >= deployment.replicas
+            members = holders.get(deployment.model, ())
+            if deployment.surge and alone and (surge := self._surge(deployment, members, needs)):
+                found[deployment.model] = surge
+        return found
+
+    def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> bool:
+        """Whether no replica could change to this revision, unless another node stands in."""
+        floor = self._bounds.floor(deployment, len(members))
+        wave = Wave(deployment, members, (), needs, floor)
+        return bool(members) and not any(wave.beside(node) or wave.leaves_floor(node) for node in members)
+
+    def leaves(self, node: Node, deployment: Deployment) -> bool:
+        """Whether a node was told to unload the earlier revision, which it may still serve."""
+        change = self._changes.get(deployment.model)
+        if change is None or node.node_id not in change.turns:
+            return False
+        return not (change.beside.get(node.node_id) or is_changing(node, deployment))
+
     def instructed(self, node: Node, deployment: Deployment) -> Deployment:
         """Returns what a node should serve now: the deployment, or what it has until its turn."""
         change = self._changes.get(deployment.model)
@@ -129,33 +141,52 @@ class RollingChanges:
             return False
         return report.revision == deployment.revision if node.plural else not self._is_outdated(node, deployment)
 
+    def _surge(self, deployment: Deployment, holders: Sequence[Node], needs: NodeNeeds) -> int:
+        """Returns as many as have changed, and one more: the waves grow as others do."""
+        halt, change = self.halts.find(deployment), self._changes.get(deployment.model)
+        if halt is not None and halt.lasting:
+            return 0
+        outdated = [node for node in holders if not node.drain_requested and self._is_outdated(node, deployment)]
+        in_place = sum(not loads_beside(node, deployment, needs) for node in outdated)
+        changed = 0 if change is None or change.revision != deployment.revision else self._num_steady(change, deployment)
+        return 0 if changed >= deployment.replicas else min(deployment.surge, changed + 1, in_place)
+
     def _advance(
         self, deployment: Deployment, members: Sequence[Node], outdated: Sequence[Node], num_failed: int, needs: NodeNeeds
     ) -> None:
         """Gives turns to as many nodes as the wave has places for."""
-        change = self._change_of(deployment)
+        bounds, change = self._bounds.of(deployment), self._change_of(deployment)
         waiting = {node.node_id: node for node in outdated}
-        # A node that has unloaded the earlier revision may report nothing for a moment.
+        # A node that has unloaded the earlier revision may report nothing for a moment, as one that is to have its first one.
         absent = {node.node_id for node in members if node.report(deployment.model) is None}
         change.turns &= waiting.keys() | absent
-        change.turns |= {node.node_id for node in outdated if _is_changing(node, deployment)}
-        loading = [node for node in members if self._is_loading(node, deployment)]
+        change.turns |= {node.node_id for node in outdated if is_changing(node, deployment)}
+        loading = {node.node_id for node in members if self._is_loading(node, deployment)}
+        loading |= {node.node_id for node in members if node.plural and node.node_id in absent - change.turns}
         steady = self._steady(change, deployment, members)
         self._note_progress(change, deployment, members)
-        wave = _Wave(deployment, members, change.turns | {node.node_id for node in loading}, needs)
-        needed = self._demand(change, members, deployment.model) * self._bounds.headroom
-        places = min(max(1, int(self._bounds.max_unavailable * len(members))), steady + 1)
+        floor = self._bounds.floor(deployment, len(members))
+        wave = Wave(deployment, members, change.turns | loading, needs, floor)
+        needed = self._demand(change, members, deployment.model) * bounds.headroom
+        places = min(self._bounds.places(deployment, len(members)), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
-        why = self._stopped(change, len(members), steady, num_failed, busy=bool(change.turns or loading))
+        if unlike := self._unlike(change, deployment, members):
+            self.halts.put(deployment, unlike, lasting=True)
+        why = self._stopped(change, deployment, len(members), num_failed, busy=bool(change.turns or loading))
         idle = not (why or change.turns or loading)
         candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
-        if len(members) > 1 and self._now() - change.began_at < self._bounds.min_ready_s:
-            candidates = [node for node in candidates if wave.beside(node)]  # what the model can spare is not known yet
-        chosen = [node for node in wave.ordered(candidates) if places > wave.num_taken and wave.takes(node, needed)]
+        if (len(members) > 1 or deployment.surge) and self._now() - change.began_at < bounds.min_ready_s:
+            # What the model can spare is not known yet, and other nodes may still measure whether they can stand in.
+            candidates = [node for node in candidates if wave.beside(node)]
+        if 0 < deployment.replicas <= steady:
+            candidates = []  # enough have changed: the others lose the model
+        chosen = wave.choose(candidates, places, needed)
         if candidates and places > 0 and not chosen:
-            why = _NONE_TO_SPARE
+            why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else _at_floor(deployment, floor)
             if idle and self._may_take_anyway(change, deployment, members):
-                chosen, why = wave.ordered(candidates)[:1], ""
+                chosen = [node for node in wave.ordered(candidates) if wave.leaves_floor(node)][:1]
+                why = "" if chosen else why
+        change.beside |= {node.node_id: wave.beside(node) for node in chosen}
         change.turns |= {node.node_id for node in chosen}
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
@@ -165,12 +196,12 @@ class RollingChanges:
         """Whether one node may change although the model cannot spare it, and no other one changes now.
 
         A single one has nobody to stand in for it, whenever that is. In a cluster that is always full the others wait for a
-        while, unless an outage is allowed.
+        while, unless an outage is allowed. Fewer than the floor are left in no case.
         """
         now = self._now()
         change.full_since = now if change.full_since is None else change.full_since
-        waited = now - change.full_since >= self._bounds.progress_s
-        return len(members) == 1 or waited or self._outages.get(deployment.model) == deployment.revision
+        waited = now - change.full_since >= self._bounds.of(deployment).progress_s
+        return len(members) == 1 or waited or deployment.rollout.allow_outage
 
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)
@@ -183,23 +214,47 @@ class RollingChanges:
         now = self._now()
         ready = [node.node_id for node in members if self.is_ready(node, deployment)]
         change.ready_since = {node_id: change.ready_since.get(node_id, now) for node_id in ready}
-        return sum(since <= now - self._bounds.min_ready_s for since in change.ready_since.values())
+        return self._num_steady(change, deployment)
+
+    def _num_steady(self, change: _Change, deployment: Deployment) -> int:
+        since = self._now() - self._bounds.of(deployment).min_ready_s
+        return sum(each <= since for each in change.ready_since.values())
 
     def _note_progress(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> None:
         reports = (node.report(deployment.model) for node in members)
         seen = [(r.revision, r.state, r.next_revision, r.next_state, r.progress) for r in reports if r is not None]
-        if seen != change.seen:
-            change.seen, change.moved_at = seen, self._now()
+        if seen == change.seen:
+            return
+        if change.seen is not None and (halt := self.halts.find(deployment)) is not None and not halt.lasting:
+            self.halts.lift(deployment.model)
+        change.seen, change.moved_at = seen, self._now()
 
-    def _stopped(self, change: _Change, num_members: int, steady: int, num_failed: int, *, busy: bool) -> str:
-        """Returns why no further node may begin."""
-        if num_failed and (not steady or num_failed > self._bounds.max_failed * num_members):
-            return f"{num_failed} of {num_members} nodes failed with it"
-        quiet_s = self._now() - change.moved_at
-        if busy and quiet_s > self._bounds.progress_s:
-            listed = ", ".join(sorted(change.turns)[:_MAX_LISTED])
-            return f"no progress for {self._bounds.progress_s:g} s on {listed or 'the nodes that load it'}"
-        return ""
+    def _stopped(self, change: _Change, deployment: Deployment, num_members: int, num_failed: int, *, busy: bool) -> str:
+        """Returns why no further node may begin. What is found is a halt, which another orchestrator knows of, too."""
+        bounds, halt = self._bounds.of(deployment), self.halts.find(deployment)
+        if num_failed and (not change.ready_since or num_failed > bounds.max_failed * num_members):
+            halt = self.halts.put(deployment, f"{num_failed} of {num_members} nodes failed with it", lasting=True)
+        elif halt is None and busy and self._now() - change.moved_at > bounds.progress_s:
+            listed = ", ".join(sorted(change.turns)[:_MAX_LISTED]) or "the nodes that load it"
+            halt = self.halts.put(deployment, f"no progress for {bounds.progress_s:g} s on {listed}", lasting=False)
+        elif halt is not None and not (halt.lasting or busy):
+            self.halts.lift(deployment.model)  # it moved while no orchestrator saw it
+            halt = None
+        return "" if halt is None else halt.reason
+
+    def _unlike(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> str:
+        """Returns which members have been ready with the new revision, but of different files; empty: none are known to."""
+        since = self._now() - self._bounds.of(deployment).min_ready_s
+        first: dict[str, str] = {}
+        for node in members:
+            report = node.report(deployment.model)
+            steady = change.ready_since.get(node.node_id, math.inf) <= since
+            if report is not None and steady and report.state is NodeState.READY and report.content:
+                first.setdefault(report.content, node.node_id)
+        if len(first) < 2:
+            return ""
+        one, other, *_ = first.values()
+        return f"{one} and {other} have different files of this revision: make them the same, and deploy it with --reload"
 
     def _demand(self, change: _Change, members: Sequence[Node], model: str) -> int:
         """Returns the most that ran and waited at once in the last minute."""
@@ -245,72 +300,6 @@ class RollingChanges:
         return latest if latest is not None and latest.incarnation == node.incarnation else None
 
 
-class _Wave:
-    """What of a model stays ready while nodes change. `changing` are those that were told to, or load it."""
-
-    def __init__(self, deployment: Deployment, members: Sequence[Node], changing: Collection[str], needs: NodeNeeds) -> None:
-        self._deployment, self._needs = deployment, needs
-        self.num_taken = 0
-        reports = (node.report(deployment.model) for node in members)
-        self._usual = max((report.load.capacity for report in reports if report is not None), default=0)
-        self._left = sum(map(self._capacity, members))
-        self._known = self._left > 0  # some engines do not say what they hold
-        self._hosts: Counter[str] = Counter()
-        for node in members:
-            if node.node_id in changing:
-                self.take(node)
-
-    def ordered(self, candidates: Iterable[Node]) -> list[Node]:
-        """Returns nodes that lose nothing first, then one of each host before a second one of any."""
-        num_on_host = self._hosts.copy()
-        keyed: list[tuple[bool, int, str, Node]] = []
-        for node in candidates:
-            host = _host(node)
-            keyed.append((not self.beside(node), num_on_host[host], node.node_id, node))
-            num_on_host[host] += 1
-        return [each[-1] for each in sorted(keyed, key=lambda each: each[:3])]
-
-    def takes(self, node: Node, needed: float) -> bool:
-        """Has the node change too if enough stays ready then, and returns whether it does."""
-        if not (self.beside(node) or not self._known or self._left - self._capacity(node) >= needed):
-            return False
-        self.num_taken += 1
-        self.take(node)
-        return True
-
-    def take(self, node: Node) -> None:
-        """Counts a node as changing: without what it serves, unless it loads the new revision beside that."""
-        if not self.beside(node):
-            self._left -= self._capacity(node)
-            self._hosts[_host(node)] += 1
-
-    def _capacity(self, node: Node) -> int:
-        """Returns what a node runs at once: of one whose model sleeps, as much as the others, because a request wakes it."""
-        report = node.report(self._deployment.model)
-        if report is None or report.state is NodeState.FAILED:
-            return 0
-        return self._usual if report.asleep else report.load.capacity if report.state is NodeState.READY else 0
-
-    def beside(self, node: Node) -> bool:
-        """Whether a node loads the new revision beside the earlier one, or has the memory for that."""
-        report = node.report(self._deployment.model)
-        if report is None or _is_changing(node, self._deployment):
-            return report is not None
-        need = self._needs.get(node.node_id, {}).get(self._deployment.path)
-        if need is None or need.error:
-            return False
-        return sum(each.memory_bytes for each in node.models) + need.bytes <= node.memory_bytes
-
-
-def kept(report: ModelReport, deployment: Deployment) -> Deployment:
-    """Returns the deployment that leaves a model as a node reports it."""
-    return replace(deployment, path=report.path, revision=report.revision)
-
-
-def _is_changing(node: Node, deployment: Deployment) -> bool:
-    report = node.report(deployment.model)
-    return report is not None and 0 < report.next_revision == deployment.revision and report.next_state is not NodeState.FAILED
-
-
-def _host(node: Node) -> str:
-    return host_of(node.address or node.tls_address)
+def _at_floor(deployment: Deployment, floor: int) -> str:
+    what = f"min_replicas is {floor}" if floor == deployment.min_replicas else "max_unavailable is 0"
+    return f"{what}: no node has room to load it beside the earlier one, or to stand in"

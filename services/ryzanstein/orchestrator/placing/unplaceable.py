@@ -1,4 +1,4 @@
-"""The errors of deployments that no node can take."""
+"""The errors of deployments that no node can take, or that would leave too few replicas."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ def unplaceable(deployment: Deployment, shortages: Sequence[NodeShortage]) -> er
         return errors.failed_precondition("MODEL_REFUSED", message)
     missing = {each.node_id: str(each.missing_bytes) for each in visible}
     return errors.RyzansteinError(message, errors.Code.RESOURCE_EXHAUSTED, "MODEL_DOES_NOT_FIT", missing)
+
+
+def irreplaceable(deployment: Deployment, why: str) -> errors.RyzansteinError:
+    """Returns the error for a revision to which no node could change."""
+    message = f"no replica of {deployment.model!r} could be replaced: {why}"
+    return errors.failed_precondition("CANNOT_BE_REPLACED", message)
+
+
+def below_minimum(node_id: str, deployment: Deployment, left: int) -> errors.RyzansteinError:
+    """Returns the error for a drain that would leave `left` ready replicas of a deployment, fewer than it states."""
+    model, least = deployment.model, deployment.min_replicas
+    message = f"{node_id} does not drain: {left} ready replicas of {model!r} would be left, and its min_replicas is {least}"
+    facts = {"model": model, "field": "deployment.min_replicas", "bound": str(least), "left": str(left)}
+    violation = errors.FieldViolation("deployment.min_replicas", f"{least} replicas must stay ready")
+    return errors.RyzansteinError(message, errors.Code.FAILED_PRECONDITION, "BELOW_MIN_REPLICAS", facts, (violation,))

@@ -38,11 +38,13 @@ class Catalog:
             )
 
     def revised(self, deployment: Deployment, reload: bool) -> Deployment:
-        """Returns the deployment with its revision: one more when files are to be loaded."""
+        """Returns the deployment with its revision, one more when files are to be loaded, and its earlier directory."""
         before = self._deployments.get(deployment.model)
         if before is None:
-            return replace(deployment, revision=self._removed.get(deployment.model, 0) + 1)
-        return replace(deployment, revision=before.revision + (reload or before.path != deployment.path))
+            return replace(deployment, revision=self._removed.get(deployment.model, 0) + 1, earlier_path="")
+        earlier = before.earlier_path if before.path == deployment.path else before.path
+        new = reload or before.path != deployment.path
+        return replace(deployment, revision=before.revision + new, earlier_path=earlier)
 
     def put(self, deployment: Deployment) -> None:
         """Adds or replaces a deployment; publishes it if it is new or different."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein import errors
-from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredRefusal
+from ryzanstein.orchestrator.state.stored import StateStore, StoredHalt, StoredMembership, StoredRefusal
 
 log = structlog.get_logger(__name__)
 
@@ -59,11 +59,25 @@ class UnwrittenRefusals(Protocol):
     def wrote(self, stored: Iterable[StoredRefusal]) -> None: ...
 
 
-class MembershipRecorder:
-    """Writes the membership and the refusals to the store in the background, many changes in one transaction."""
+class UnwrittenHalts(Protocol):
+    """The halts, as far as they are not stored."""
 
-    def __init__(self, store: StateStore, current: Callable[[], StoredMembership], refusals: UnwrittenRefusals) -> None:
-        self._store, self._current, self._refusals = store, current, refusals
+    def unwritten(self) -> tuple[StoredHalt, ...] | None: ...
+
+    def wrote(self, stored: Iterable[StoredHalt]) -> None: ...
+
+
+class MembershipRecorder:
+    """Writes the membership, the refusals and the halts to the store in the background, many changes in one transaction."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        current: Callable[[], StoredMembership],
+        refusals: UnwrittenRefusals,
+        halts: UnwrittenHalts,
+    ) -> None:
+        self._store, self._current, self._refusals, self._halts = store, current, refusals, halts
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
@@ -78,11 +92,19 @@ class MembershipRecorder:
         await self._store.save_membership(self._current())
 
     async def flush_all(self) -> None:
-        """The same, and the refusals."""
+        """The same, and the refusals and the halts."""
         await self.flush()
         if (refusals := self._refusals.unwritten()) is not None:
             await self._store.save_refusals(refusals)
             self._refusals.wrote(refusals)
+        if (halts := self._halts.unwritten()) is not None:
+            await self._store.save_halts(halts)
+            self._halts.wrote(halts)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are refusals or halts to be written."""
+        return self._refusals.unwritten() is not None or self._halts.unwritten() is not None
 
     async def run(self) -> None:
         """Writes until cancelled.

@@ -11,8 +11,8 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Any
 
 import structlog
 from redis.asyncio import Redis
@@ -22,13 +22,22 @@ from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord, clipped_facts
 from ryzanstein.cluster import Deployment
 from ryzanstein.orchestrator.state.audit_table import MOST_ROWS, AuditPage, AuditQuery
-from ryzanstein.orchestrator.state.stored import StoredMembership, StoredRefusal, StoreError, not_leader
+from ryzanstein.orchestrator.state.stored import (
+    StoredHalt,
+    StoredMembership,
+    StoredRefusal,
+    StoreError,
+    deployment_facts,
+    deployment_of,
+    made,
+    not_leader,
+)
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.storage.redis_client import redis_failures
 
 log = structlog.get_logger(__name__)
 
-_KINDS = ("deployments", "adapters", "members", "drains", "refusals")
+_KINDS = ("deployments", "adapters", "members", "drains", "refusals", "halts")
 _AUDIT = ("numbers", "acts", "outcomes", "names", "last")
 _BATCH = 500
 
@@ -83,7 +92,6 @@ return 0
 """
 )
 
-_T = TypeVar("_T")
 _Hash = dict[str, str]
 
 
@@ -134,16 +142,16 @@ class RedisStore:
         await self._write("epoch", {})
 
     async def deployments(self) -> tuple[Deployment, ...]:
-        return tuple(_made(Deployment, row) for _, row in sorted((await self._all("deployments")).items()))
+        return tuple(deployment_of(json.loads(row)) for _, row in sorted((await self._all("deployments")).items()))
 
     async def put_deployment(self, deployment: Deployment) -> None:
-        await self._write("deployment", {"deployments": ((), {deployment.model: json.dumps(asdict(deployment))})})
+        await self._write("deployment", {"deployments": ((), {deployment.model: json.dumps(deployment_facts(deployment))})})
 
     async def remove_deployment(self, model: str) -> None:
         await self._write("deployment", {"deployments": ((model,), {})})
 
     async def adapters(self) -> tuple[DeployedAdapter, ...]:
-        return tuple(_made(DeployedAdapter, row) for _, row in sorted((await self._all("adapters")).items()))
+        return tuple(made(DeployedAdapter, json.loads(row)) for _, row in sorted((await self._all("adapters")).items()))
 
     async def put_adapter(self, adapter: DeployedAdapter) -> None:
         await self._write("adapter", {"adapters": ((), {adapter.name: json.dumps(asdict(adapter))})})
@@ -159,12 +167,18 @@ class RedisStore:
         await self._save("membership", {"members": dict.fromkeys(membership.members, ""), "drains": dict(membership.drains)})
 
     async def refusals(self) -> tuple[StoredRefusal, ...]:
-        found = [_made(StoredRefusal, row) for row in (await self._known("refusals")).values()]
+        found = [made(StoredRefusal, json.loads(row)) for row in (await self._known("refusals")).values()]
         return tuple(sorted(found, key=lambda each: (each.node_id, each.model)))
 
     async def save_refusals(self, refusals: Iterable[StoredRefusal]) -> None:
         rows = {json.dumps([each.node_id, each.model]): json.dumps(asdict(each)) for each in refusals}
         await self._save("refusals", {"refusals": rows})
+
+    async def halts(self) -> tuple[StoredHalt, ...]:
+        return tuple(made(StoredHalt, json.loads(row)) for _, row in sorted((await self._known("halts")).items()))
+
+    async def save_halts(self, halts: Iterable[StoredHalt]) -> None:
+        await self._save("halts", {"halts": {each.model: json.dumps(asdict(each)) for each in halts}})
 
     async def write(self, record: AuditRecord) -> None:
         act = [record.id, record.time, record.actor, record.via, record.method, record.target, record.request_id]
@@ -251,12 +265,6 @@ class RedisStore:
 async def _awaited(answer: Any) -> Any:
     """Returns what a command answers; its types say that it may be answered at once."""
     return await answer
-
-
-def _made(kind: type[_T], row: str) -> _T:
-    """Returns a value from JSON, without what a newer version says of it."""
-    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in json.loads(row).items() if name in names})
 
 
 def _record(act: str, outcome: str) -> AuditRecord:

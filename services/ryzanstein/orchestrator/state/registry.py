@@ -67,6 +67,11 @@ class Registry:
         member = self._members.get(node_id)
         return None if member is None else member.node.incarnation
 
+    def find(self, node_id: str) -> Node | None:
+        """Returns the member with this id; None when there is none."""
+        member = self._members.get(node_id)
+        return None if member is None else member.node
+
     @property
     def drains(self) -> dict[str, str]:
         """Drain requests: node id to the incarnation that they are for.

@@ -1,4 +1,4 @@
-"""What survives a restart, in SQLite: deployments, drain requests, refusals, the ids of the last members, operators' acts.
+"""What survives a restart, in SQLite: deployments, drain requests, refusals, halts, ids of the last members, operators' acts.
 
 All access runs in a thread of its own, so that a slow disk never delays a heartbeat. The file is
 locked while it is open: two orchestrators on one store would each undo what the other wrote.
@@ -7,10 +7,11 @@ locked while it is open: two orchestrators on one store would each undo what the
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -24,7 +25,14 @@ from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment
 from ryzanstein.files.private_files import private_file
 from ryzanstein.orchestrator.state.audit_table import AUDIT_SCHEMA, AuditPage, AuditQuery, read_records, write_record
-from ryzanstein.orchestrator.state.stored import StoredMembership, StoredRefusal, StoreError
+from ryzanstein.orchestrator.state.stored import (
+    StoredHalt,
+    StoredMembership,
+    StoredRefusal,
+    StoreError,
+    deployment_facts,
+    deployment_of,
+)
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
@@ -34,7 +42,7 @@ _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 CREATE TABLE IF NOT EXISTS deployments (
     model TEXT PRIMARY KEY, path TEXT NOT NULL, replicas INTEGER NOT NULL,
-    revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL
+    revision INTEGER NOT NULL, idle_unload_s REAL NOT NULL, bounds TEXT NOT NULL DEFAULT '{{}}'
 ) STRICT;
 CREATE TABLE IF NOT EXISTS drains (node_id TEXT PRIMARY KEY, incarnation TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS adapters (
@@ -46,12 +54,16 @@ CREATE TABLE IF NOT EXISTS refusals (
     node_id TEXT NOT NULL, model TEXT NOT NULL, incarnation TEXT NOT NULL, revision INTEGER NOT NULL, left_s REAL NOT NULL,
     reason TEXT NOT NULL, PRIMARY KEY (node_id, model)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS halts (
+    model TEXT PRIMARY KEY, revision INTEGER NOT NULL, reason TEXT NOT NULL, lasting INTEGER NOT NULL
+) STRICT;
 {AUDIT_SCHEMA}
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-# Version 1 had neither revisions nor idle unloading, version 2 no audit. Earlier versions 3 had no adapters, epochs
-# or refusals; programs of then leave those tables as they are, so that an upgrade can be taken back.
+# Version 1 had neither revisions nor idle unloading, version 2 no audit. Earlier versions 3 had no adapters, epochs,
+# refusals or halts; programs of then leave those tables as they are, so that an upgrade can be taken back. They also had no
+# bounds of deployments, and forget those of a deployment that they replace.
 _FROM_VERSION_1 = """
 BEGIN EXCLUSIVE;
 ALTER TABLE deployments ADD COLUMN revision INTEGER NOT NULL DEFAULT 1;
@@ -59,6 +71,9 @@ ALTER TABLE deployments ADD COLUMN idle_unload_s REAL NOT NULL DEFAULT 0;
 PRAGMA user_version = 2;
 COMMIT;
 """
+
+_WITH_BOUNDS = "ALTER TABLE deployments ADD COLUMN bounds TEXT NOT NULL DEFAULT '{}'"
+_DEPLOYMENT = "model, path, replicas, revision, idle_unload_s, bounds"
 
 _T = TypeVar("_T")
 
@@ -114,11 +129,20 @@ class Store:
 
     async def save_refusals(self, refusals: Iterable[StoredRefusal]) -> None:
         rows = [astuple(each) for each in refusals]
-        await self._run("refusals", lambda: self._save_refusals(rows))
+        await self._run("refusals", lambda: self._replace("refusals", "(?, ?, ?, ?, ?, ?)", rows))
+
+    async def halts(self) -> tuple[StoredHalt, ...]:
+        return await self._run("read", self._read_halts)
+
+    async def save_halts(self, halts: Iterable[StoredHalt]) -> None:
+        rows = [(each.model, each.revision, each.reason, int(each.lasting)) for each in halts]
+        await self._run("halts", lambda: self._replace("halts", "(?, ?, ?, ?)", rows))
 
     async def put_deployment(self, deployment: Deployment) -> None:
-        row = (deployment.model, deployment.path, deployment.replicas, deployment.revision, deployment.idle_unload_s)
-        statement = "INSERT OR REPLACE INTO deployments (model, path, replicas, revision, idle_unload_s) VALUES (?, ?, ?, ?, ?)"
+        facts = deployment_facts(deployment)
+        names = _DEPLOYMENT.split(", ")[:-1]
+        row = (*(facts.pop(name) for name in names), json.dumps(facts))
+        statement = f"INSERT OR REPLACE INTO deployments ({_DEPLOYMENT}) VALUES (?, ?, ?, ?, ?, ?)"
         await self._run("deployment", lambda: self._write(statement, [row]))
 
     async def remove_deployment(self, model: str) -> None:
@@ -179,6 +203,8 @@ class Store:
             if version == 1:
                 self._connection.executescript(_FROM_VERSION_1)
             self._connection.executescript(_SCHEMA)
+            if "bounds" not in [row[1] for row in self._connection.execute("PRAGMA table_info (deployments)")]:
+                self._connection.execute(_WITH_BOUNDS)
             self._written = self._read_membership()
             self._read_deployments()
         except BaseException:
@@ -193,8 +219,9 @@ class Store:
         return int(row[0])
 
     def _read_deployments(self) -> tuple[Deployment, ...]:
-        rows = self._connection.execute("SELECT model, path, replicas, revision, idle_unload_s FROM deployments ORDER BY model")
-        return tuple(Deployment(*row) for row in rows)
+        rows = self._connection.execute(f"SELECT {_DEPLOYMENT} FROM deployments ORDER BY model")
+        names = _DEPLOYMENT.split(", ")[:-1]
+        return tuple(deployment_of(dict(zip(names, row, strict=False)) | json.loads(row[-1])) for row in rows)
 
     def _read_refusals(self) -> tuple[StoredRefusal, ...]:
         rows = self._connection.execute(
@@ -202,11 +229,15 @@ class Store:
         )
         return tuple(StoredRefusal(*row) for row in rows)
 
-    def _save_refusals(self, rows: list[tuple[str | int | float, ...]]) -> None:
+    def _read_halts(self) -> tuple[StoredHalt, ...]:
+        rows = self._connection.execute("SELECT model, revision, reason, lasting FROM halts ORDER BY model")
+        return tuple(StoredHalt(model, revision, reason, bool(lasting)) for model, revision, reason, lasting in rows)
+
+    def _replace(self, table: str, values: str, rows: Sequence[tuple[str | int | float, ...]]) -> None:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("DELETE FROM refusals")
-            self._write("INSERT INTO refusals VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.execute(f"DELETE FROM {table}")
+            self._write(f"INSERT INTO {table} VALUES {values}", rows)
 
     def _read_adapters(self) -> tuple[DeployedAdapter, ...]:
         rows = self._connection.execute("SELECT name, model, path, pinned, revision FROM adapters ORDER BY name")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol, TypeVar
 
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord
-from ryzanstein.cluster import Deployment
+from ryzanstein.cluster import Deployment, RolloutLimits
 from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
+
+_T = TypeVar("_T")
 
 
 class StoreError(Exception):
@@ -38,6 +40,16 @@ class StoredRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredHalt:
+    """A revision of a model goes no further. `lasting`: until the model is deployed again, else until something moves."""
+
+    model: str
+    revision: int
+    reason: str
+    lasting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StoredState:
     """All that a control plane continues from."""
 
@@ -45,6 +57,7 @@ class StoredState:
     adapters: tuple[DeployedAdapter, ...] = ()
     membership: StoredMembership = field(default_factory=StoredMembership)
     refusals: tuple[StoredRefusal, ...] = ()
+    halts: tuple[StoredHalt, ...] = ()
 
 
 class StateStore(Protocol):
@@ -93,6 +106,14 @@ class StateStore(Protocol):
         """Writes them in place of those before."""
         ...
 
+    async def halts(self) -> tuple[StoredHalt, ...]:
+        """Returns the halts, by model."""
+        ...
+
+    async def save_halts(self, halts: Iterable[StoredHalt]) -> None:
+        """Writes them in place of those before."""
+        ...
+
     async def write(self, record: AuditRecord) -> None:
         """Keeps an operator's act. It is an `AuditSink`."""
         ...
@@ -102,6 +123,23 @@ class StateStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def deployment_facts(deployment: Deployment) -> dict[str, Any]:
+    """Returns what is stored of a deployment, for JSON."""
+    return asdict(deployment)
+
+
+def deployment_of(facts: Mapping[str, Any]) -> Deployment:
+    """Returns a deployment as it was stored, without what a newer version says of it."""
+    known = {**facts, "rollout": made(RolloutLimits, facts.get("rollout", {}))}
+    return made(Deployment, known)
+
+
+def made(kind: type[_T], facts: Mapping[str, Any]) -> _T:
+    """Returns a value of its fields, without what a newer version says of it."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in facts.items() if name in names})
 
 
 def not_leader(address: str = "", why: str = "this orchestrator stands by") -> errors.RyzansteinError:
@@ -114,4 +152,6 @@ def not_leader(address: str = "", why: str = "this orchestrator stands by") -> e
 
 async def read_state(store: StateStore) -> StoredState:
     """Returns what the store holds."""
-    return StoredState(await store.deployments(), await store.adapters(), await store.membership(), await store.refusals())
+    return StoredState(
+        await store.deployments(), await store.adapters(), await store.membership(), await store.refusals(), await store.halts()
+    )

@@ -43,7 +43,7 @@ class Member:
 
     def report(self) -> NodeReport:
         beat = Beat(1, NodeState.READY, "demo", 2048, Load(running=3))
-        models = (ModelReport("demo", "/demo", 2, NodeState.READY, memory_bytes=5, asleep=True),)
+        models = (ModelReport("demo", "/demo", 2, NodeState.READY, memory_bytes=5, asleep=True, content="c1"),)
         needs = (ModelNeed("/m", 3), ModelNeed("/n", error="no such file"))
         return NodeReport(beat, models, 7, needs, self.known.digest)
 
@@ -83,6 +83,7 @@ async def test_a_node_registers_and_beats(orchestrator, member):
     assert (orchestrator.nodes[0].node_id, orchestrator.nodes[0].tp) == ("node-t", 2)
     assert (beat.node_id, beat.lease_id, beat.beat.load.running) == ("node-t", "lease-1", 3)
     assert (beat.models[0].model, beat.models[0].revision, beat.models[0].asleep, beat.memory_bytes) == ("demo", 2, True, 7)
+    assert beat.models[0].content == "c1"
     assert [(need.path, need.bytes, need.error) for need in beat.needs] == [("/m", 3, ""), ("/n", 0, "no such file")]
     await orchestrator.next_beat()
 
@@ -164,9 +165,11 @@ async def test_leaving_a_dead_orchestrator_takes_no_time():
 @pytest.mark.long
 async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrator, start_node, demo_dir):
     """Becomes ready, drains and takes work again, changes over to a deployed model, goes back, and leaves on SIGTERM."""
-    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", tp=1)
-    await beat_with(orchestrator, NodeState.READY, "demo")
+    node = start_node("--orchestrator", f"127.0.0.1:{orchestrator.server.port}", "--node-zone", "z1", tp=1)
+    ready = await beat_with(orchestrator, NodeState.READY, "demo")
+    assert len(ready.models[0].content) >= 16, "what the ranks read"
     assert orchestrator.nodes[0].address == node.address
+    assert (orchestrator.nodes[0].host, orchestrator.nodes[0].zone) == (socket.gethostname(), "z1")
     orchestrator.answer = pb.HeartbeatResponse(drain=True)
     await beat_with(orchestrator, NodeState.DRAINING, "demo")
     orchestrator.answer = pb.HeartbeatResponse()
@@ -180,12 +183,12 @@ async def test_a_node_obeys_its_orchestrator_from_joining_to_leaving(orchestrato
     assert orchestrator.left == [("node-t", "lease-1")]
 
 
-async def beat_with(orchestrator, state: NodeState, model: str) -> None:
+async def beat_with(orchestrator, state: NodeState, model: str) -> pb.HeartbeatRequest:
     async with asyncio.timeout(60):
         while True:
-            beat = (await orchestrator.beats.get()).beat
-            if (beat.state, beat.model) == (state, model):
-                return
+            request = await orchestrator.beats.get()
+            if (request.beat.state, request.beat.model) == (state, model):
+                return request
 
 
 async def test_a_missing_orchestrator_is_asked_again_and_again():

@@ -305,4 +305,5 @@ class DeployedModels:
             next_state=following.state,
             next_reason=following.reason,
             progress=following.loading() or node.version.loading(),
+            content=beat.numerics.content,
         )

@@ -62,6 +62,8 @@ class NodeMember:
             models=self._deployed.reports(),
             memory_bytes=self._memory.total,
             tls_address=self._address.with_tls,
+            host=node.settings.node_host,
+            zone=node.settings.node_zone,
         )
 
     def report(self) -> NodeReport:

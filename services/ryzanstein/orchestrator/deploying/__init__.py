@@ -1,0 +1,1 @@
+"""What operators deploy: checked, stored, then in force."""
