@@ -94,7 +94,8 @@ class Reconciler:
             reports = Reports(failed, self._sources.needs.all(), before)
             self._placement = place(deployments, nodes, reports)
             self._telemetry.placements.inc()
-        self._rolling.update(self._placement.assigned, nodes, failed, self._sources.needs.all())
+        needs = self._sources.needs.all()
+        self._rolling.update(self._placement.assigned, nodes, failed, needs, all_known=self._settled)
         self._measure(deployments)
 
     def allow_outage(self, deployment: Deployment) -> None:

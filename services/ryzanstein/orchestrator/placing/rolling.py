@@ -82,6 +82,7 @@ class RollingChanges:
         self._changes: dict[str, _Change] = {}
         self._told: dict[tuple[str, str], _Told] = {}
         self._outages: dict[str, int] = {}
+        self._all_known = True
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
 
@@ -94,8 +95,14 @@ class RollingChanges:
         change = self._changes.get(model)
         return "" if change is None else change.waits_for
 
-    def update(self, assigned: Assigned, nodes: Iterable[Node], failed: Failed, needs: NodeNeeds) -> None:
-        """Finds the nodes that serve an earlier revision, and decides which of them change now."""
+    def update(
+        self, assigned: Assigned, nodes: Iterable[Node], failed: Failed, needs: NodeNeeds, *, all_known: bool = True
+    ) -> None:
+        """Finds the nodes that serve an earlier revision, and decides which of them change now.
+
+        None begins unless all nodes are known: one that is not back yet may be changing.
+        """
+        self._all_known = all_known
         by_id = {node.node_id: node for node in nodes}
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
         members: dict[Deployment, list[Node]] = defaultdict(list)
@@ -142,16 +149,22 @@ class RollingChanges:
         loading = [node for node in members if self._is_loading(node, deployment)]
         steady = self._steady(change, deployment, members)
         self._note_progress(change, deployment, members)
+        away = {node.node_id for node in outdated if _is_away(node, deployment)} - change.turns
         wave = _Wave(deployment, members, change.turns | {node.node_id for node in loading}, needs)
         needed = self._demand(change, members, deployment.model) * self._bounds.headroom
         places = min(max(1, int(self._bounds.max_unavailable * len(members))), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
         why = self._stopped(change, len(members), steady, num_failed, busy=bool(change.turns or loading))
         idle = not (why or change.turns or loading)
-        candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
+        candidates = [] if why or not self._all_known else [node for node in outdated if node.node_id not in change.turns]
         if len(members) > 1 and self._now() - change.began_at < self._bounds.min_ready_s:
             candidates = [node for node in candidates if wave.beside(node)]  # what the model can spare is not known yet
-        chosen = [node for node in wave.ordered(candidates) if places > wave.num_taken and wave.takes(node, needed)]
+        # One that loads another revision, or serves none, has a place already.
+        first = [node for node in candidates if node.node_id in away][: max(0, places)]
+        chosen = [node for node in first if wave.takes(node, needed)]
+        places -= len(away - {node.node_id for node in chosen})
+        others = [node for node in candidates if node.node_id not in away]
+        chosen += [node for node in wave.ordered(others) if places > wave.num_taken and wave.takes(node, needed)]
         if candidates and places > 0 and not chosen:
             why = _NONE_TO_SPARE
             if idle and self._may_take_anyway(change, deployment, members):
@@ -272,7 +285,8 @@ class _Wave:
 
     def takes(self, node: Node, needed: float) -> bool:
         """Has the node change too if enough stays ready then, and returns whether it does."""
-        if not (self.beside(node) or not self._known or self._left - self._capacity(node) >= needed):
+        costs = 0 if self.beside(node) else self._capacity(node)
+        if self._known and costs and self._left - costs < needed:
             return False
         self.num_taken += 1
         self.take(node)
@@ -310,6 +324,15 @@ def kept(report: ModelReport, deployment: Deployment) -> Deployment:
 def _is_changing(node: Node, deployment: Deployment) -> bool:
     report = node.report(deployment.model)
     return report is not None and 0 < report.next_revision == deployment.revision and report.next_state is not NodeState.FAILED
+
+
+def _is_away(node: Node, deployment: Deployment) -> bool:
+    """Whether a node changes to another revision than this, or does not serve the model now."""
+    report = node.report(deployment.model)
+    if report is None:
+        return False
+    changes = report.next_revision not in (0, deployment.revision) and report.next_state is not NodeState.FAILED
+    return changes or not (report.state is NodeState.READY or report.asleep)
 
 
 def _host(node: Node) -> str:
