@@ -272,3 +272,16 @@ def test_a_newer_revision_waits_for_nodes_that_do_not_serve_or_still_change_to_t
     newer = Deployment("m", "/newer", revision=3)
     nodes = [Node(name, f"{name}:1", "1", models=(ModelReport("m", "/old", 1, READY),), memory_bytes=100) for name in "ab"]
     assert turns(rolling, [*nodes, Node("c", "c:1", "1", models=(busy,), memory_bytes=100)], newer) == {"c"}
+
+
+def test_a_node_that_vanishes_while_it_changes_keeps_its_place_for_a_minute() -> None:
+    """It may be cut off from the orchestrator alone, and serve nobody until it has changed."""
+    now = [0.0]
+    rolling = RollingChanges(lambda: now[0], RolloutBounds(min_ready_s=0.0))
+    nodes = [Node(name, f"{name}:1", "1", models=(ModelReport("m", "/old", 1, READY),), memory_bytes=100) for name in "abc"]
+    assert turns(rolling, nodes, NEW) == {"a"}
+    assert turns(rolling, nodes[1:], NEW) == set()
+    assert turns(rolling, nodes, NEW) == {"a"}
+    assert turns(rolling, nodes[1:], NEW) == set()
+    now[0] += 61
+    assert turns(rolling, nodes[1:], NEW) == {"b"}

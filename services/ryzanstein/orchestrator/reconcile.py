@@ -102,6 +102,10 @@ class Reconciler:
         """Lets this revision replace the earlier one where that leaves too few replicas, or none."""
         self._rolling.allow_outage(deployment)
 
+    def left(self, node_id: str) -> None:
+        """Notes that a node has left by itself, other than one whose lease expired."""
+        self._rolling.left(node_id)
+
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""
         deployments = self._assigned(node) if self._settled else self._present(node)

@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
+# A node that vanished while it changed may be cut off from the orchestrator alone, and change on.
+_GONE_S = 60.0
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
 
 
@@ -68,6 +70,10 @@ class _Change:
     seen: object = None
     demands: deque[tuple[float, int]] = field(default_factory=deque)
     """Times, and what ran and waited then: the largest first, each later one smaller."""
+    busy: set[str] = field(default_factory=set)
+    """Nodes that changed at the last look, or had changed only just."""
+    gone: dict[str, float] = field(default_factory=dict)
+    """Those of them that are no members any more, and when that was seen."""
     full_since: float | None = None
     """When it was first seen that no replica can be spared."""
     waits_for: str = ""
@@ -83,12 +89,18 @@ class RollingChanges:
         self._told: dict[tuple[str, str], _Told] = {}
         self._outages: dict[str, int] = {}
         self._all_known = True
+        self._present: Collection[str] = ()
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
 
     def allow_outage(self, deployment: Deployment) -> None:
         """Lets this revision replace the earlier one though the model cannot spare a replica: one at a time then."""
         self._outages[deployment.model] = deployment.revision
+
+    def left(self, node_id: str) -> None:
+        """Notes that a node has left, so that it changes no more."""
+        for change in self._changes.values():
+            change.busy.discard(node_id)
 
     def waits_for(self, model: str) -> str:
         """Returns why no further node changes; empty: nothing is in the way."""
@@ -104,6 +116,7 @@ class RollingChanges:
         """
         self._all_known = all_known
         by_id = {node.node_id: node for node in nodes}
+        self._present = by_id.keys()
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
         members: dict[Deployment, list[Node]] = defaultdict(list)
         for node_id in sorted(assigned.keys() & by_id.keys()):
@@ -153,7 +166,7 @@ class RollingChanges:
         wave = _Wave(deployment, members, change.turns | {node.node_id for node in loading}, needs)
         needed = self._demand(change, members, deployment.model) * self._bounds.headroom
         places = min(max(1, int(self._bounds.max_unavailable * len(members))), steady + 1)
-        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
+        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
         why = self._stopped(change, len(members), steady, num_failed, busy=bool(change.turns or loading))
         idle = not (why or change.turns or loading)
         candidates = [] if why or not self._all_known else [node for node in outdated if node.node_id not in change.turns]
@@ -170,9 +183,17 @@ class RollingChanges:
             if idle and self._may_take_anyway(change, deployment, members):
                 chosen, why = wave.ordered(candidates)[:1], ""
         change.turns |= {node.node_id for node in chosen}
+        change.busy = change.turns | {node.node_id for node in loading}
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
+
+    def _num_gone(self, change: _Change) -> int:
+        """Returns how many nodes vanished while they changed, and may be changing still."""
+        now = self._now()
+        change.gone |= dict.fromkeys(change.busy - set(self._present) - change.gone.keys(), now)
+        change.gone = {n: since for n, since in change.gone.items() if n not in self._present and since > now - _GONE_S}
+        return len(change.gone)
 
     def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
         """Whether one node may change although the model cannot spare it, and no other one changes now.

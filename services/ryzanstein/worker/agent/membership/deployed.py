@@ -82,9 +82,15 @@ class DeployedModels:
         for agent in self._models:
             agent.operations.follow_drain(instruction.drain)
         self._asked = instruction.measure_paths
-        wanted = replace(instruction, drain=False, measure_paths=())
+        wanted = replace(instruction, drain=False, measure_paths=(), members=None, adapters=None)
         if wanted != self._instruction:
             self._instruction = wanted
+            log.info(
+                "instructed",
+                deployments={each.model: each.revision for each in wanted.deployments},
+                epoch=wanted.leader.epoch,
+                leader_id=wanted.leader.leader_id,
+            )
             self._forget_refusals()
             self._again.set()
 
