@@ -202,7 +202,11 @@ async def test_what_must_not_be_done_twice_goes_to_the_one_that_leads_and_answer
     frozen.finds_s = 30.0
     await deploy(",".join(addresses), 3)
     assert (frozen.calls, leader.calls) == (0, 1)
-    leader.error = not_leader()
+    leader.finds_s = 30.0
+    with pytest.raises(RyzansteinError) as failed:
+        await deploy(",".join(addresses), 0.5)
+    assert failed.value.code is Code.DEADLINE_EXCEEDED, "nobody was asked to do it"
+    leader.error, leader.finds_s = not_leader(), 0.0
     frozen.finds_s = 0.0
     await deploy(",".join(reversed(addresses)))
     assert (frozen.calls, leader.calls) == (1, 1)

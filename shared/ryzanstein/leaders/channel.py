@@ -84,9 +84,9 @@ class LeaderChannel:
         tries = 0
         while True:
             tries += 1
+            if method[0] not in _REPEATABLE and self._addresses.several:
+                await self._find(ends - now(), how)
             try:
-                if method[0] not in _REPEATABLE and self._addresses.several:
-                    await self._find(ends - now(), how)
                 left_s = None if limit_s is None else max(0.0, ends - now()) * self._share(method)
                 answer = await self._current().unary_unary(*method, **more)(request, timeout=left_s, **how)
             except grpc.aio.AioRpcError as failure:
@@ -105,17 +105,17 @@ class LeaderChannel:
 
     def _raise_if_final(self, method: Any, failure: grpc.aio.AioRpcError, tries: int) -> None:
         """Raises unless another orchestrator may be asked, or the same one again."""
-        several, repeatable = self._addresses.several, method[0] in _REPEATABLE
-        if _was_not_done(failure):
-            if not several and _is_lost(failure) and tries >= _TRIES_OF_ONE:
-                raise failure
-        elif not _is_lost(failure) or (repeatable and not several):
+        lost, not_done = _is_lost(failure), _was_not_done(failure)
+        if not (lost or not_done):
             raise failure
-        elif not repeatable:
+        if not (not_done or method[0] in _REPEATABLE):
             raise self._unknown(failure) from failure
+        late = failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        if lost and not self._addresses.several and (late or tries >= _TRIES_OF_ONE):
+            raise failure
 
     async def _find(self, left_s: float, how: dict[str, Any]) -> None:
-        """Asks for something that may be asked twice, until one answers which leads. Raises what a call may."""
+        """Asks for something that may be asked twice, until one answers which leads. Raises when the time is over."""
         try:
             await self._call((_CHEAP, bytes, bytes), {}, b"", timeout=max(0.0, left_s), **how)
         except grpc.aio.AioRpcError as failure:
