@@ -184,8 +184,8 @@ class WorkerSettings(ServiceSettings):
     )
     state_dir: Path = Field(
         default_factory=default_state("worker"),
-        description="directory of which orchestrator led last, so that a restarted node obeys no earlier one; it serves "
-        "without that where it cannot be written; by default in the state home, see docs/operate/configure.md",
+        description="directory for which orchestrator led last, so that a restarted node obeys no earlier one; by default in "
+        "the state home",
     )
     kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
     kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
