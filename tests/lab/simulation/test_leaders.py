@@ -95,7 +95,7 @@ RedisStore._write = unnumbered
     ),
     "a new leader that changes nodes before all are back": (
         "ROLLOUT",
-        1,
+        3,
         _KILLS,
         """
 from ryzanstein.orchestrator.placing.rolling import RollingChanges

@@ -14,7 +14,7 @@ from typing import Any
 from ryzanstein.cluster import Instruction, NodeState
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.checks import BrokenPromise, Checks
-from ryzanstein.lab.simulation.cluster import MIN_READY_S, RESTART_S, Cluster
+from ryzanstein.lab.simulation.cluster import MIN_READY_S, Cluster
 from ryzanstein.lab.simulation.leaders.operator import Operator, Said, said_of
 from ryzanstein.lab.simulation.leaders.redis_server import FORGETS_S, SimulatedRedis
 from ryzanstein.lab.simulation.machine.process import Process
@@ -162,10 +162,9 @@ class LeaderChecks:
     # What was accepted.
 
     def _look_at_stored(self, kind: str, name: str, said: list[Said]) -> None:
-        where = name
         if kind == "drains" and not self.spares_nodes:
             return  # a drain is of one process of the node
-        row = self._redis.hash_of(_KEY.format(kind)).get(where)
+        row = self._redis.hash_of(_KEY.format(kind)).get(name)
         revision = None if row is None else said_of(json.loads(row)) if kind == "deployments" else name
         allowed = said[self._last_sure(said) :]
         first = not any(each.sure for each in said[: len(said) - len(allowed) + 1])
@@ -181,8 +180,8 @@ class LeaderChecks:
         return sure[-1] if sure else 0
 
     def _may_be_forgotten(self, said: Said) -> bool:
-        # The answer takes a while to the operator; what is accepted while Redis changes over is as good as forgotten.
-        return any(at - FORGETS_S <= said.at <= at + FORGETS_S for at in self._redis.forgot_at)
+        # It was written between the question and the answer.
+        return any(said.asked_at <= at and at - FORGETS_S <= said.at for at in self._redis.forgot_at)
 
     def _look_at_refusals(self) -> None:
         """Checks that a new leader has the refusals of the one before, for no longer than that one had them."""
@@ -264,11 +263,3 @@ def _acts(deployed: DeployedModels, instruction: Instruction) -> list[str]:
 def _is_drained(deployed: DeployedModels) -> bool:
     """Whether the orchestrator has the node drain."""
     return any("orchestrator" in each for each in deployed._models.first.node.drains)
-
-
-def last_strike_s(cluster: Cluster) -> float:
-    """Returns when the last planned strike is over, and what it ended runs again."""
-    ends = [
-        fault.at_s + (abs(fault.lasts_s) if fault.kind is not Kind.ORCHESTRATOR_CLOCK else 0.0) for fault in cluster.plan.faults
-    ]
-    return max(ends, default=0.0) + RESTART_S

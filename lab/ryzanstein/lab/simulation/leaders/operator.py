@@ -31,6 +31,7 @@ class Said:
     `sure`: it was accepted. None for what is not known.
     """
 
+    asked_at: float
     at: float
     sure: bool
     value: str | None
@@ -62,6 +63,7 @@ class Operator:
         self._cluster, self._rng = cluster, rng
         self.desires = Desires()
         self._drained = ""
+        self._asked_at = 0.0
 
     async def run(self) -> None:
         leaders = self._cluster.plan.leaders
@@ -119,11 +121,11 @@ class Operator:
     def _note(self, kind: str, name: str, *, sure: bool, value: str | None) -> None:
         self.desires.asking = None
         self._cluster.record.say("OPERATOR", kind=kind, name=name, sure=sure, value=value)
-        self.desires.note(kind, name, Said(self._cluster.loop.now, sure, value))
+        self.desires.note(kind, name, Said(self._asked_at, self._cluster.loop.now, sure, value))
 
     async def _ask(self, kind: str, name: str, method: str, request: Any) -> Any:
         """Returns the answer; None when there was none, or a refusal."""
-        self.desires.asking = kind, name
+        self.desires.asking, self._asked_at = (kind, name), self._cluster.loop.now
         async with PLAIN.open(self._cluster.orchestrator_addresses, Peer(PeerRole.ORCHESTRATOR)) as channel:
             try:
                 return await answered(getattr(OrchestratorServiceStub(channel), method)(request, timeout=TIMEOUT_S))
