@@ -80,19 +80,6 @@ async def save(self, refusals):
 RedisStore.save_refusals = save
 """,
     ),
-    "a store that takes late writes of one leader": (
-        "ACCEPTED",
-        1,
-        [("redis_slow", 12.0, 50.0, 0)],
-        """
-from ryzanstein.orchestrator.state.redis_store import RedisStore
-write = RedisStore._write
-async def unnumbered(self, operation, changes):
-    self._number = 0
-    await write(self, operation, changes)
-RedisStore._write = unnumbered
-""",
-    ),
     "a new leader that changes nodes before all are back": (
         "ROLLOUT",
         3,
@@ -122,15 +109,19 @@ wanted = Election.wanted
 Election.wanted = lambda self: wanted(self) if self.tenure is not None or not self.seen.holder else None
 """,
     ),
-    "a new leader that drains all nodes at first": (
+    "a new leader that drains all nodes": (
         "SPARED",
         1,
         _KILLS,
         """
 from ryzanstein.cluster import Instruction
 from ryzanstein.orchestrator.reconcile import Reconciler
-instruct = Reconciler.instruct
-Reconciler.instruct = lambda self, node: instruct(self, node) if self._settled else Instruction(drain=True)
+made, init, instruct = [], Reconciler.__init__, Reconciler.instruct
+def remembered(self, *args):
+    init(self, *args)
+    made.append(self)
+Reconciler.__init__ = remembered
+Reconciler.instruct = lambda self, node: instruct(self, node) if self is made[0] else Instruction(drain=True)
 """,
     ),
 }
