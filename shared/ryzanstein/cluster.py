@@ -11,6 +11,7 @@ from typing import Self
 
 from ryzanstein.adapters import DeployedAdapters
 from ryzanstein.generation.request import NO_DEFAULTS, SamplingDefaults
+from ryzanstein.leaders.epochs import LeaderEpoch
 
 MAX_PLACE_CHARS = 253
 """Of the name of a host or a zone."""
@@ -365,7 +366,8 @@ class Instruction:
     What it was started with it serves as well, as far as that fits. `plural` is false from an older
     orchestrator, whose only deployment takes the place of the node's first model.
     `measure_paths` are directories whose memory needs it should report. `members` and `adapters` are None where they
-    are what it was told before, or an older orchestrator does not say them.
+    are what it was told before, or an older orchestrator does not say them. `leader` says it: two instructions that differ in
+    nothing else are equal.
     """
 
     deployments: tuple[Deployment, ...] = ()
@@ -374,3 +376,4 @@ class Instruction:
     plural: bool = True
     members: MemberAddresses | None = None
     adapters: DeployedAdapters | None = None
+    leader: LeaderEpoch = field(default=LeaderEpoch(), compare=False)

@@ -9,6 +9,7 @@ import pytest
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned, Reports, place
 from ryzanstein.orchestrator.placing.refusals import REMEMBER_S, Refusals
+from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 BROKEN = Deployment("broken", "/models/broken", 1, 1)
 
@@ -90,3 +91,19 @@ def test_what_was_refused_is_still_refused_after_a_restart_for_as_long_as_it_was
         later = Refusals(lambda: 0.0, [replace(stored[0], left_s=left_s - moment)])
         assert bool(later.of([BROKEN], nodes)) is remembered
     assert again.of([BROKEN], nodes) == {(first, "broken")}
+
+
+def test_what_is_left_of_a_refusal_is_stored_once_a_minute_so_that_restarts_do_not_make_it_longer() -> None:
+    """An orchestrator that is started again and again must not refuse a repaired node for ever."""
+    cluster = Cluster()
+    stored = (StoredRefusal("a", "m", "1", 1, REMEMBER_S, "why"),)
+    for _ in range(40):
+        refusals = Refusals(lambda: cluster.now, stored)
+        if not refusals.of([Deployment("m", "/m", revision=1)], [Node("a", "a:1", "1")]):
+            break
+        for _ in range(20):
+            cluster.now += 5.0
+            if (rows := refusals.unwritten()) is not None:
+                stored = rows
+                refusals.wrote(rows)
+    assert REMEMBER_S <= cluster.now <= REMEMBER_S + 100 + 10 * 60

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 from operator import methodcaller
 
 import pytest
+from structlog.testing import capture_logs
 
 from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.auth.audit.audit_record import AuditRecord
 from ryzanstein.cluster import Deployment, Node, RolloutLimits
 from ryzanstein.errors import RyzansteinError
+from ryzanstein.lab.simulation.leaders.scripts import SCRIPTS
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.leading.providers import redis_lease
 from ryzanstein.orchestrator.opening import leadership_of, opened_store
+from ryzanstein.orchestrator.state import redis_store
 from ryzanstein.orchestrator.state.audit_table import AuditQuery
 from ryzanstein.orchestrator.state.redis_store import RedisStore
 from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.state.stored import StoredHalt, StoredMembership, StoredRefusal, StoreError, read_state
+from ryzanstein.process.background import STOP
 from ryzanstein.storage.redis_client import redis_client
 
 NAMES = ["a", "b", "c/d", "\u00fc \N{SNOWMAN}", "e" * 200]
@@ -157,6 +163,100 @@ async def test_what_an_earlier_leader_writes_is_refused_whatever_it_is(start_red
         await each.close()
 
 
+class Slow:
+    """A client of which one script waits on its way to the server."""
+
+    def __init__(self, client):
+        self._client, self.hold = client, False
+        self.arrives = asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def register_script(self, text):
+        script = self._client.register_script(text)
+
+        async def run(keys, args):
+            if self.hold:
+                self.hold = False
+                await self.arrives.wait()
+            return await script(keys, args)
+
+        return run
+
+
+async def test_a_write_that_arrives_after_a_later_one_of_the_same_leader_is_not_done(start_redis, telemetry):
+    server = await start_redis()
+    client = Slow(redis_client(server.url))
+    store = await RedisStore.open(client, "t:", telemetry)
+    await store.begin(await store.next_epoch())
+    keys, args = [], []
+    change = store._change
+
+    async def lost(*sent):
+        keys[:], args[:] = sent
+        raise ConnectionError("the answer was lost")
+
+    store._change = lost
+    with pytest.raises(RyzansteinError) as failed:
+        await store.remove_deployment("m")
+    assert failed.value.reason == "STORE_UNAVAILABLE"
+    store._change = change
+    await store.put_deployment(Deployment("m", "/m", 1, 2))
+    assert await change(keys, args) == -1, "the kernel sends it when its path is whole again"
+    assert await store.deployments() == (Deployment("m", "/m", 1, 2),)
+    await store.close()
+
+
+async def test_of_two_writes_at_once_the_second_waits_and_nothing_of_it_is_forgotten(start_redis, telemetry):
+    server = await start_redis()
+    client = Slow(redis_client(server.url))
+    store = await RedisStore.open(client, "t:", telemetry)
+    await store.begin(await store.next_epoch())
+    client.hold = True
+    earlier = asyncio.create_task(store.save_membership(StoredMembership(frozenset("ab"))))
+    await asyncio.sleep(0.05)
+    later = asyncio.create_task(store.save_membership(StoredMembership(frozenset("ab"), {"a": "1"})))
+    await asyncio.sleep(0.05)
+    client.arrives.set()
+    await asyncio.gather(earlier, later)
+    await store.save_membership(StoredMembership(frozenset("ab")))
+    assert await store._redis.hgetall("t:orchestrator:drains") == {}, "a drain that was withdrawn"
+    await store.close()
+
+
+async def test_the_simulator_does_what_the_scripts_do(start_redis, telemetry):
+    server = await start_redis()
+    client, data, rng = redis_client(server.url), {}, random.Random(7)
+    scripts = {text: client.register_script(text) for text in SCRIPTS}
+    base = ["epoch", "last-write"]
+    for number in range(400):
+        text, epoch = rng.choice(list(SCRIPTS)), rng.randint(1, 3 + number // 100)
+        if text == redis_lease._REPLACE:
+            keys, args = ["lease"], [rng.choice(["", *"123"]), rng.choice("123"), "h", "a:1", epoch]
+        elif text == redis_store._NEXT_EPOCH:
+            keys, args = base[:1], [0]
+            if rng.random() < 0.9:
+                continue
+        elif text == redis_store._CHANGE:
+            keys, args = [*base, "x", "y"], [epoch, rng.randint(number - 3, number)]
+            for _ in range(2):
+                removed, put = rng.sample("abc", rng.randrange(3)), rng.sample("abc", rng.randrange(3))
+                args += [len(removed), *removed, len(put), *(word for name in put for word in (name, rng.random()))]
+        else:
+            keys, args = (
+                [base[0], *("by-id", "acts", "outcomes", "ids", "last")],
+                [epoch, rng.randrange(30), "f", rng.random(), 5],
+            )
+        done = await scripts[text](keys, args)
+        assert SCRIPTS[text](data, keys, [str(each) for each in args]) == done, (text, keys, args)
+    for key in await client.keys("*"):
+        kept = await (client.hgetall(key) if await client.type(key) == "hash" else client.get(key))
+        assert data.pop(key) == kept
+    assert data == {}
+    await client.aclose()
+
+
 async def test_the_oldest_acts_give_way(start_redis, telemetry):
     server = await start_redis()
     store = RedisStore(redis_client(server.url), "t:", telemetry, most_acts=5)
@@ -211,5 +311,10 @@ async def test_of_two_orchestrators_without_an_election_on_one_redis_the_earlier
             first.control.register(Node("a", "a:1", "i"))
         assert refused.value.reason == "NOT_LEADER"
         await second.control.deploy(Deployment("o", "/o", 1))
+        with capture_logs() as logs:
+            telemetry.background.supervise("lead", first.run, STOP)
+            with pytest.raises(RyzansteinError, match="another orchestrator writes to this one's store"):
+                await telemetry.background.until(asyncio.Event().wait())
+        assert [each["exc_info"] for each in logs if each["event"] == "background task ended"] == [None], "no trace"
         await first.control.abandon()
         await second.close()

@@ -294,3 +294,50 @@ def test_neither_bound_is_broken_whatever_happens(count: int, demand: int, share
         assert len(replicas.began) <= max(1, int(share * count))
         in_place = set(replicas.began) - before - beside
         assert not in_place or replicas.ready >= needed, "what it took left enough"
+
+
+def turns(rolling: RollingChanges, nodes: list[Node], wanted: Deployment, *, all_known: bool = True) -> set[str]:
+    """Returns the nodes that change to a revision now."""
+    needs = {node.node_id: {wanted.path: ModelNeed(wanted.path, 60)} for node in nodes}
+    rolling.update({node.node_id: (wanted,) for node in nodes}, nodes, (), needs, all_known=all_known)
+    return {node.node_id for node in nodes if rolling.instructed(node, wanted) == wanted}
+
+
+def test_none_begins_before_all_nodes_are_known() -> None:
+    """The one that is not back yet may be changing, by the word of the leader before."""
+    rolling = RollingChanges(lambda: 0.0, RolloutBounds(min_ready_s=0.0))
+    back = [Node(name, f"{name}:1", "1", models=(ModelReport("m", "/old", 1, READY),), memory_bytes=100) for name in "ab"]
+    assert turns(rolling, back, NEW, all_known=False) == set()
+    late = Node(
+        "c", "c:1", "1", models=(ModelReport("m", "/old", 1, READY, next_revision=2, next_state=STARTING),), memory_bytes=100
+    )
+    assert turns(rolling, [*back, late], NEW, all_known=False) == {"c"}
+    assert turns(rolling, [*back, late], NEW) == {"c"}
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        ModelReport("m", "/old", 1, READY, next_revision=2, next_state=STARTING),
+        ModelReport("m", "/new", 2, STARTING),
+        ModelReport("m", "/old", 1, NodeState.RECOVERING),
+    ],
+)
+def test_a_newer_revision_waits_for_nodes_that_do_not_serve_or_still_change_to_the_one_before(busy: ModelReport) -> None:
+    rolling = RollingChanges(lambda: 0.0, RolloutBounds(min_ready_s=0.0))
+    newer = Deployment("m", "/newer", revision=3)
+    nodes = [Node(name, f"{name}:1", "1", models=(ModelReport("m", "/old", 1, READY),), memory_bytes=100) for name in "ab"]
+    assert turns(rolling, [*nodes, Node("c", "c:1", "1", models=(busy,), memory_bytes=100)], newer) == {"c"}
+
+
+def test_a_node_that_vanishes_while_it_changes_keeps_its_place_for_a_minute() -> None:
+    """It may be cut off from the orchestrator alone, and serve nobody until it has changed."""
+    now = [0.0]
+    rolling = RollingChanges(lambda: now[0], RolloutBounds(min_ready_s=0.0))
+    nodes = [Node(name, f"{name}:1", "1", models=(ModelReport("m", "/old", 1, READY),), memory_bytes=100) for name in "abc"]
+    assert turns(rolling, nodes, NEW) == {"a"}
+    assert turns(rolling, nodes[1:], NEW) == set()
+    assert turns(rolling, nodes, NEW) == {"a"}
+    assert turns(rolling, nodes[1:], NEW) == set()
+    now[0] += 61
+    assert turns(rolling, nodes[1:], NEW) == {"b"}

@@ -67,7 +67,7 @@ class Standby(OrchestratorServiceServicer):
 
     def __init__(self) -> None:
         self.error: RyzansteinError | None = None
-        self.calls, self.delay_s = 0, 0.0
+        self.calls, self.delay_s, self.finds_s = 0, 0.0, 0.0
 
     async def start(self) -> str:
         self.server = RpcServer("127.0.0.1", 0, [])
@@ -82,6 +82,16 @@ class Standby(OrchestratorServiceServicer):
             raise self.error
         return pb.DrainNodeResponse()
 
+    async def DeployModel(self, request: Any, context: Any) -> pb.DeployModelResponse:
+        await self.DrainNode(request, context)
+        return pb.DeployModelResponse()
+
+    async def ListDeployedAdapters(self, request: Any, context: Any) -> pb.ListDeployedAdaptersResponse:
+        await asyncio.sleep(self.finds_s)
+        if self.error is not None:
+            raise self.error
+        return pb.ListDeployedAdaptersResponse()
+
 
 @pytest.fixture
 async def pair():
@@ -95,6 +105,12 @@ async def pair():
 async def drain(addresses: str, timeout_s: float = 5.0) -> None:
     async with PLAIN.open(addresses, ORCHESTRATOR) as channel:
         await answered(OrchestratorServiceStub(channel).DrainNode(pb.DrainNodeRequest(node_id="a"), timeout=timeout_s))
+
+
+async def deploy(addresses: str, timeout_s: float = 5.0) -> None:
+    request = pb.DeployModelRequest(deployment=pb.Deployment(model="m", path="/m"), reload=True)
+    async with PLAIN.open(addresses, ORCHESTRATOR) as channel:
+        await answered(OrchestratorServiceStub(channel).DeployModel(request, timeout=timeout_s))
 
 
 def not_leader(address: str = "") -> RyzansteinError:
@@ -162,3 +178,39 @@ async def test_a_call_goes_past_an_orchestrator_that_is_frozen(pair):
     with pytest.raises(RyzansteinError) as failed:
         await drain(addresses[0], 0.3)
     assert failed.value.code is Code.DEADLINE_EXCEEDED
+
+
+async def test_what_must_not_be_done_twice_is_not_asked_again_when_its_answer_is_lost(pair):
+    (frozen, other), addresses = pair
+    frozen.delay_s = 30.0
+    with pytest.raises(RyzansteinError, match="it may have done this or not, look before") as failed:
+        await deploy(",".join(addresses), 0.5)
+    assert failed.value.code is Code.UNAVAILABLE
+    asking = asyncio.create_task(deploy(",".join(addresses), 20))
+    async with asyncio.timeout(10):
+        while frozen.calls < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await frozen.server.server.stop(None)
+    with pytest.raises(RyzansteinError, match="it may have done this or not, look before") as failed:
+        await asking
+    assert failed.value.code is Code.UNAVAILABLE
+    assert (frozen.calls, other.calls) == (2, 0)
+
+
+async def test_what_must_not_be_done_twice_goes_to_the_one_that_leads_and_answers(pair):
+    (frozen, leader), addresses = pair
+    frozen.finds_s = 30.0
+    await deploy(",".join(addresses), 3)
+    assert (frozen.calls, leader.calls) == (0, 1)
+    leader.finds_s = 30.0
+    with pytest.raises(RyzansteinError) as failed:
+        await deploy(",".join(addresses), 0.5)
+    assert failed.value.code is Code.DEADLINE_EXCEEDED, "nobody was asked to do it"
+    leader.error, leader.finds_s = not_leader(), 0.0
+    frozen.finds_s = 0.0
+    await deploy(",".join(reversed(addresses)))
+    assert (frozen.calls, leader.calls) == (1, 1)
+    leader.error = None
+    await frozen.server.stop(0)
+    await deploy(",".join(addresses))
+    assert leader.calls == 2, "the other one is not reached"

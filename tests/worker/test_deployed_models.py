@@ -122,6 +122,26 @@ async def test_a_new_version_is_loaded_beside_the_old_one_which_ends_what_it_beg
         await link.until(lambda: link.beats[-1][1].load.running + link.beats[-1][1].load.waiting == 0)
 
 
+@pytest.mark.lab
+async def test_who_has_not_seen_a_change_does_not_take_it_back(
+    joined: Any, orchestrator: SmallOrchestrator, copy_of_demo: Path, demo_dir: Path
+) -> None:
+    """A new leader says at first to keep what was reported; meanwhile the change that the one before began ends."""
+    node = await joined()
+    orchestrator.instruct(Deployment("demo", str(demo_dir), 1, 1))
+    await orchestrator.until(ready("demo", 1))
+    orchestrator.instruct(Deployment("demo", str(copy_of_demo), 1, 2))
+    await orchestrator.until(lambda models: models["demo"].next_revision == 2)
+    orchestrator.instruct(Deployment("demo", str(demo_dir), 1, 1))
+    await orchestrator.until(ready("demo", 2), 100)
+    pids = node.rank_pids()
+    orchestrator.instruct(Deployment("demo", str(copy_of_demo), 1, 2))
+    await asyncio.sleep(4)
+    assert node.rank_pids() == pids
+    orchestrator.instruct(Deployment("demo", str(demo_dir), 1, 1))
+    await orchestrator.until(ready("demo", 1), 100)
+
+
 @pytest.mark.long
 async def test_what_outlives_the_grace_of_a_replacement_fails_over(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, copy_of_demo: Path

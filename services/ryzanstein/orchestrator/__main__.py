@@ -1,7 +1,7 @@
 """`python -P -m ryzanstein.orchestrator`: settings, store, server, signals.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable, a bug), 2 bad
-settings.
+Exit codes: 0 stopped by SIGTERM or SIGINT, 1 it failed (port taken, store unusable or taken by another orchestrator, a bug),
+2 bad settings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ if __name__ == "__main__":
 
 import asyncio
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -20,10 +22,11 @@ import structlog
 from ryzanstein.auth.audit.audit_file import audit_files
 from ryzanstein.auth.audit.auditor import Auditor
 from ryzanstein.auth.peers.peer import Peer, PeerRole
+from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.leadership import Leadership
-from ryzanstein.orchestrator.opening import leadership_of, opened_store
+from ryzanstein.orchestrator.opening import NewRedis, leadership_of, opened_redis, opened_store
 from ryzanstein.orchestrator.service import OrchestratorServicer
 from ryzanstein.orchestrator.state.stored import StoreError
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -43,14 +46,28 @@ from ryzanstein.v1.orchestrator_pb2_grpc import add_OrchestratorServiceServicer_
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: OrchestratorSettings, *, new_metrics: NewMetricsPort = MetricsServer) -> None:
+@dataclass(frozen=True, slots=True)
+class OrchestratorMachine:
+    """What an orchestrator takes from its machine: ports, and Redis. The simulator has its own.
+
+    `on_lead` is called with what leads.
+    """
+
+    new_metrics: NewMetricsPort = MetricsServer
+    new_redis: NewRedis = opened_redis
+    on_lead: Callable[[Leadership], None] = lambda lead: None
+
+
+async def serve(settings: OrchestratorSettings, machine: OrchestratorMachine | None = None) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or StoreError when it cannot start."""
+    machine = machine or OrchestratorMachine()
     telemetry = OrchestratorTelemetry()
-    async with opened_store(settings, telemetry) as store:
-        lead = await leadership_of(settings, store, telemetry)
+    async with opened_store(settings, telemetry, machine.new_redis) as store:
+        lead = await leadership_of(settings, store, telemetry, machine.new_redis)
+        machine.on_lead(lead)
         files = await audit_files(settings.audit_file, {"service": "orchestrator"})
         auditor = Auditor(telemetry.background, telemetry.audit_failures, (store, *files))
-        metrics = new_metrics(telemetry.registry, settings.host, settings.metrics_port)
+        metrics = machine.new_metrics(telemetry.registry, settings.host, settings.metrics_port)
         try:
             await _serve_rpc(settings, lead, auditor, telemetry, metrics.port)
         finally:
@@ -115,7 +132,7 @@ async def _serve_rpc(
 def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(OrchestratorSettings)
-    return run_service("orchestrator", settings, serve, (OSError, StoreError))
+    return run_service("orchestrator", settings, serve, (OSError, StoreError, RyzansteinError))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
 from ryzanstein.orchestrator.state.recovery import MembershipRecorder, Settling
 from ryzanstein.orchestrator.state.registry import Registry
-from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredState, read_state
+from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredState, not_leader, read_state
 from ryzanstein.orchestrator.state.watch import ClusterState, Update, WatchHub
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.awake import AwakeClock
@@ -199,6 +199,7 @@ class ControlPlane:
 
     def leave(self, node_id: str, lease_id: str) -> None:
         self._registry.leave(node_id, lease_id)
+        self._reconciler.left(node_id)
         self._departed(node_id, "left")
 
     async def drain(self, node_id: str, *, below_min: bool = False) -> None:
@@ -276,7 +277,8 @@ class ControlPlane:
     async def run(self) -> None:
         """Runs the clock and the recorder until cancelled.
 
-        An exception here is a bug: the process should end and be restarted.
+        Raises NOT_LEADER when another orchestrator has taken the store of one that is alone. Any other exception here is a
+        bug. The process should end and be restarted.
         """
         recording = self._telemetry.background.supervise("membership_recorder", self._recorder.run)
         try:
@@ -305,7 +307,7 @@ class ControlPlane:
         while self._term.replaceable or not self._term.over:
             await asyncio.sleep(TICK_S)
             self.tick()
-        raise RuntimeError("another orchestrator writes to this one's store: it would serve nobody")
+        raise not_leader(why="another orchestrator writes to this one's store: it would serve nobody")
 
     def tick(self) -> None:
         """Does what depends on time: expires leases, publishes loads, places, ends settling."""

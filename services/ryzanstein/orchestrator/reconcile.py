@@ -103,7 +103,8 @@ class Reconciler:
             self._stale, self._surges = False, surges
             self._placement = self._place(deployments, failed, surges)
             self._telemetry.placements.inc()
-        self._rolling.update(self._placement.assigned, nodes, failed, self._sources.needs.all())
+        needs = self._sources.needs.all()
+        self._rolling.update(self._placement.assigned, nodes, failed, needs, all_known=self._settled)
         self._measure(deployments)
 
     def irreplaceable(self, deployment: Deployment) -> str:
@@ -157,6 +158,10 @@ class Reconciler:
             for model in given if assigned else reported:
                 holders[model].append(node)
         return holders
+
+    def left(self, node_id: str) -> None:
+        """Notes that a node has left by itself, other than one whose lease expired."""
+        self._rolling.left(node_id)
 
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""

@@ -58,6 +58,7 @@ from ryzanstein.worker.agent.faces.service import WorkerServicer
 from ryzanstein.worker.agent.faces.texts import TextServicer
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.node_membership import NodeMember, NodeMembership
+from ryzanstein.worker.agent.membership.obedience import KeptLeader
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.lending import KvLending
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
@@ -109,13 +110,15 @@ class RankSource(Protocol):
 class NodeMachine:
     """What a node takes from the machine that it runs on: ports and processes. The simulator has its own.
 
-    `on_agent` is called with each agent and the name of its model, empty for the first one.
+    `on_agent` is called with each agent and the name of its model, empty for the first one, `on_deployed` with what follows
+    the orchestrator.
     """
 
     new_metrics: NewMetricsPort = MetricsServer
     new_templates: Callable[[ProgramBounds, Callable[[RenderLimit], None]], RunningRenderer] = TemplateProcess
     new_ranks: Callable[[], RankSource] = RankServers
     on_agent: Callable[[str, NodeAgent], None] = lambda model, agent: None
+    on_deployed: Callable[[DeployedModels], None] = lambda deployed: None
 
 
 async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) -> None:
@@ -171,7 +174,17 @@ async def serve(settings: WorkerSettings, machine: NodeMachine | None = None) ->
         node.background.supervise("grammars", grammars.run, GRAMMARS_AGAIN)
         sight = NodeSight(models)
         source = DebugSource("worker", settings.node_id, settings, telemetry.registry, sight.requests, sight.add_stacks)
-        await _serve_rpc(settings, models, templates, node, metrics_port=metrics.port, traffic=traffic, tls=tls, source=source)
+        await _serve_rpc(
+            settings,
+            models,
+            templates,
+            node,
+            metrics_port=metrics.port,
+            traffic=traffic,
+            tls=tls,
+            source=source,
+            on_deployed=machine.on_deployed,
+        )
 
 
 def _on_a_device(settings: WorkerSettings) -> WorkerSettings:
@@ -191,6 +204,7 @@ async def _serve_rpc(
     traffic: PageTraffic,
     tls: ServiceTls | None,
     source: DebugSource,
+    on_deployed: Callable[[DeployedModels], None],
 ) -> None:
     files = (DESCRIPTOR, PAGES, TEXT, EMBEDDING, ADAPTER, DEBUG)
     names = [service.full_name for file in files for service in file.services_by_name.values()]
@@ -225,7 +239,7 @@ async def _serve_rpc(
         tls_port=rpc.tls_port,
     )
     try:
-        await _live(settings, models, metrics, rpc, traffic)
+        await _live(settings, models, metrics, rpc, traffic, on_deployed=on_deployed)
     finally:
         models.end_links()
         await rpc.stop(_LAST_FRAMES_S)
@@ -234,7 +248,13 @@ async def _serve_rpc(
 
 
 async def _live(
-    settings: WorkerSettings, models: NodeModels, metrics: NodeMetrics, rpc: RpcServer, traffic: PageTraffic
+    settings: WorkerSettings,
+    models: NodeModels,
+    metrics: NodeMetrics,
+    rpc: RpcServer,
+    traffic: PageTraffic,
+    *,
+    on_deployed: Callable[[DeployedModels], None],
 ) -> None:
     """Runs until SIGTERM or SIGINT and the drain after it; beats go on until the drain ends."""
     background = metrics.background
@@ -242,6 +262,7 @@ async def _live(
     memory = ModelMemory(settings.model_memory_bytes or node_memory_bytes(settings))
     needs = ModelNeeds(lambda path: need_of(path, settings), background)
     deployed = DeployedModels(models, memory, needs, _started_with(settings), background)
+    on_deployed(deployed)
     for name, path in settings.named_adapters():
         models.first.node.adapters.want(name, WantedAdapter(path))
     models.start(NodeHealth(rpc))
@@ -251,7 +272,8 @@ async def _live(
     if settings.orchestrator:
         address = ReachableAddress(settings.advertise_address, settings.host, rpc.port, rpc.tls_port)
         member = NodeMember(models, deployed, memory, address, traffic.known)
-        membership = NodeMembership(settings.orchestrator, member, metrics, traffic.dialer)
+        leader = KeptLeader(settings.kept_in, settings.node_id, settings.orchestrator)
+        membership = NodeMembership(settings.orchestrator, member, metrics, traffic.dialer, leader)
         tasks = [background.supervise("deployed_models", deployed.run), background.supervise("membership", membership.run)]
     await background.until(_drained(models, settings.drain_grace_s))
     models.stop()

@@ -198,6 +198,11 @@ class WorkerSettings(ServiceSettings):
     audit_file: Path | None = Field(
         None, description="file that operators' acts are appended to, beside the log; see docs/operate/secure.md"
     )
+    state_dir: Path = Field(
+        default_factory=default_state("worker"),
+        description="directory for which orchestrator led last, so that a restarted node obeys no earlier one; by default in "
+        "the state home",
+    )
     kv_host_bytes: int = Field(0, ge=0, description="memory beside the KV cache for conversations' pages; 0: none")
     kv_disk_bytes: int = Field(0, ge=0, description="disk space for conversations' pages; 0: none")
     kv_disk_dir: Path = Field(
@@ -243,6 +248,11 @@ class WorkerSettings(ServiceSettings):
     tuning: WorkerTuning = Field(default_factory=WorkerTuning, description=TUNING)
 
     moved: ClassVar[Mapping[str, str]] = MOVED
+
+    @property
+    def kept_in(self) -> Path | None:
+        """The `state_dir`; None where it is a default and there is no state home."""
+        return self.state_dir if "state_dir" in self.model_fields_set or self.state_dir.is_absolute() else None
 
     @model_validator(mode="after")
     def _pages_are_placed(self) -> WorkerSettings:

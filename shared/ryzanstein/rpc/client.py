@@ -130,7 +130,7 @@ class Dialer:
         orchestrator go to the one that leads; the address may then be several, with commas between them.
         """
         if retries and expect == Peer(PeerRole.ORCHESTRATOR):
-            return cast(grpc.aio.Channel, LeaderChannel(address, lambda each: self._open(each, expect, retries)))
+            return cast(grpc.aio.Channel, LeaderChannel(address, lambda each: self._open(each, expect, retries=False)))
         return self._open(address, expect, retries)
 
     def _open(self, address: str, expect: Expect, retries: bool) -> grpc.aio.Channel:

@@ -256,7 +256,9 @@ def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
         deployments = (deployment_from_wire(wire.deployment),) if wire.HasField("deployment") else ()
     members = MemberAddresses(wire.members.digest, tuple(wire.members.addresses)) if wire.HasField("members") else None
     adapters = deployed_adapters_from_wire(wire.adapters) if wire.HasField("adapters") else None
-    return Instruction(deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members, adapters)
+    return Instruction(
+        deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members, adapters, leader_from_wire(wire)
+    )
 
 
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:

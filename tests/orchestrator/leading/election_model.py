@@ -187,7 +187,7 @@ class Agent:
             return
         leader = orchestrator.acts
         if leader is not None and leader.is_stale_after(known):
-            orchestrator.election.outranked(known)
+            orchestrator.election.doubted(known)
             leader = None
         if leader is None:
             self.at += 1

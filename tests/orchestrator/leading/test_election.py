@@ -123,12 +123,45 @@ def test_a_leader_that_a_peer_knows_to_be_stale_writes_the_higher_epoch_and_wait
     driven.election.read(LeaseRecord("x", "", "", 7))
     driven.step()
     driven.election.outranked(LeaderEpoch(20, "other"))
-    assert driven.election.tenure is None
+    assert driven.election.tenure is None, "the store has what a later leader wrote"
     assert driven.step().record == LeaseRecord("v1", "me", "me:1", 20)
     assert driven.step() is None
     clock.now += 5
     assert driven.step().record.epoch == 21
     assert driven.election.tenure is not None
+
+
+def test_a_leader_that_a_peer_doubts_asks_for_the_lease_and_goes_on_above_what_the_peer_knows(clock):
+    driven = Driven(clock)
+    driven.election.read(LeaseRecord("x", "", "", 7))
+    driven.step()
+    driven.election.doubted(LeaderEpoch(20, "other"))
+    assert driven.election.tenure.leader.epoch == 8, "whether it leads, the service of the lease says"
+    assert driven.step().record.epoch == 21
+    assert driven.election.tenure.leader == LeaderEpoch(21, "me")
+    assert driven.election.tenure.keeps_until == clock.now + 3.5
+    driven.election.doubted(LeaderEpoch(30, "other"))
+    driven.election.wanted()
+    driven.election.read(LeaseRecord("lost answer", "me", "me:1", 31))
+    assert driven.election.tenure.leader.epoch == 21, "its own write, of which it did not hear"
+    driven.step()
+    assert driven.election.tenure.leader.epoch == 31
+    driven.election.doubted(LeaderEpoch(40, "other"))
+    driven.election.read(LeaseRecord("o", "other", "o:1", 40))
+    assert driven.election.tenure is None
+
+
+def test_peers_that_say_more_and_more_cannot_keep_a_leader_from_leading(clock):
+    driven = Driven(clock)
+    driven.election.read(LeaseRecord("x", "", "", 7))
+    driven.step()
+    terms = set()
+    for number in range(600):
+        clock.now += 0.5
+        driven.election.doubted(LeaderEpoch(1000 * number, "liar"))
+        driven.step()
+        terms.add(driven.election.tenure.leader)
+    assert 5 <= len(terms) <= 1 + 5 + 5, "five at once, then one a minute"
 
 
 def test_who_resigns_gives_back_what_it_holds_and_stands_no_more(clock):

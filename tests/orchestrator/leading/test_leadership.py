@@ -125,7 +125,7 @@ async def test_a_leader_that_a_peer_or_the_store_knows_to_be_stale_steps_down_an
     with pytest.raises(RyzansteinError) as refused:
         await control.met(LeaderEpoch(40, "other"))
     assert refused.value.reason == "STALE_LEADER"
-    assert control.over
+    await over(control)
     control = await control_of(lead)
     assert control.leader.epoch >= 41
     lead.fenced(60)

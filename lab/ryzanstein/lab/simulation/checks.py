@@ -18,7 +18,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.access.key_ring import KNOWN_AFTER_S
 from ryzanstein.lab.simulation.access.limits_server import LimitsServer
-from ryzanstein.lab.simulation.cluster import Cluster, Service, link_name, split
+from ryzanstein.lab.simulation.cluster import BROKEN, Cluster, Service, link_name, split
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.record import Line
@@ -56,6 +56,11 @@ class BrokenPromise(Enum):
     TURN = "a turn is stored once"
     BOUND = "bounds hold"
     ACCESS = "nobody gets what is another's, or with a key that has ended"
+    EPOCH = "no node obeys an earlier leader after a later one"
+    TWO_LEADERS = "no earlier leader acts after a later one has"
+    ACCEPTED = "what was accepted is not lost"
+    ROLLOUT = "a change of a model keeps its bound"
+    LEADER = "soon after the last strike one leader instructs"
     ENGINE = "nothing runs on an engine that does not support it, or on a reserve without need"
     TASK = "no task ends unseen"
     LEFT = "nothing is left"
@@ -323,6 +328,8 @@ class Checks:
         if not service.wanted:
             return
         for model, agent in agents.items():
+            if model == BROKEN or (model not in self._cluster.plan.models and agent.host.choice is None):
+                continue  # it was not meant to be ready, or was removed
             self._require_idle(link_name(service.name, model), agent)
         for ranks in self._cluster.ranks[self._cluster.nodes.index(service)]:
             if ranks.unexpected:
@@ -356,7 +363,7 @@ class Checks:
 
     @property
     def _now(self) -> float:
-        return self._cluster.loop.time()
+        return self._cluster.loop.now
 
 
 def _left_in(router: Any) -> Iterator[tuple[str, int]]:

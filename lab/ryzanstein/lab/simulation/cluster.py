@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +21,26 @@ from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.access.key_ring import KeyRing
+from ryzanstein.lab.simulation.leaders.redis_server import URL
+from ryzanstein.lab.simulation.machine.clock import RATE
 from ryzanstein.lab.simulation.machine.loop import SimulatedLoop
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine
-from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL, FOREIGN_LACKS, ModelPlan, NodePlan, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import (
+    FIRST_MODEL,
+    FOREIGN_LACKS,
+    LeadersPlan,
+    ModelPlan,
+    NodePlan,
+    SimulationPlan,
+)
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel
 from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
 from ryzanstein.orchestrator.config import OrchestratorSettings, OrchestratorTuning
+from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.group import GroupBounds
@@ -56,6 +67,10 @@ _TUNING = WorkerTuning(ranks=_RANKS)
 _SELDOM_TUNING = WorkerTuning(ranks=replace(_RANKS, watch_interval_s=0.5), beat_idle_s=2.0)
 # The tokens are those of any node, so that each answer can still be compared with the undisturbed one.
 _FOREIGN = EngineTraits("scripted 1", frozenset({FOREIGN_LACKS}), continues_exactly=False)
+BROKEN = "broken"
+"""A model that every second node cannot load."""
+MIN_READY_S = 3.0
+"""How long a replica must be ready before the next one changes, where there are several orchestrators."""
 RESTART_S = 1.0
 """How long a supervisor takes to restart a service."""
 
@@ -102,7 +117,10 @@ class Cluster:
         self.directory = directory
         self.keys = KeyRing(plan, directory, self.rng("keys"))
         self.stopping = False
-        self.orchestrator = Service(self, ORCHESTRATOR, self._orchestrator)
+        names = [ORCHESTRATOR] if plan.leaders is None else [f"{ORCHESTRATOR}-{number}" for number in range(plan.leaders.num)]
+        self.orchestrators = [Service(self, name, lambda name=name: self._orchestrator(name)) for name in names]  # type: ignore[misc]
+        self.orchestrator = self.orchestrators[0]
+        self.orchestrator_addresses = ",".join(each.address for each in self.orchestrators)
         self.nodes = [
             Service(self, f"node-{number}", lambda number=number: self._node(number))  # type: ignore[misc]
             for number in range(len(plan.nodes))
@@ -111,7 +129,9 @@ class Cluster:
             Service(self, f"router-{number}", lambda number=number: self._router(number))  # type: ignore[misc]
             for number in range(plan.num_routers)
         ]
-        self.ranks = [NodeRanks(partial(self._ranks, number)) for number in range(len(plan.nodes))]
+        for rate, service in zip(plan.leaders.rates if plan.leaders else (), (*self.orchestrators, *self.nodes), strict=False):
+            service.machine.clock_rate = rate
+        self.ranks = [self._node_ranks(number) for number in range(len(plan.nodes))]
         for number, ranks in enumerate(self.ranks):
             for model in plan.models_of(number):
                 ranks.of(model)
@@ -119,7 +139,7 @@ class Cluster:
 
     @property
     def services(self) -> list[Service]:
-        return [self.orchestrator, *self.nodes, *self.routers]
+        return [*self.orchestrators, *self.nodes, *self.routers]
 
     @property
     def routers_restarted(self) -> bool:
@@ -149,20 +169,30 @@ class Cluster:
         for notify in self.on_end:
             notify(service, process)
 
+    def _node_ranks(self, number: int) -> NodeRanks:
+        """Returns what a node's ranks come from. They have the clock of its machine."""
+        context = copy_context()
+        context.run(RATE.set, self.nodes[number].machine.clock_rate)
+        return context.run(NodeRanks, partial(self._ranks, number))
+
     def _ranks(self, number: int, model: str) -> SimulatedRanks:
         node = self.plan.nodes[number]
         if model == FIRST_MODEL:
             return SimulatedRanks(self.rng(f"ranks {number}"), _profile(node))
         planned = next((each for each in self.plan.more_models if each.name == model), node)
-        return SimulatedRanks(self.rng(f"ranks {number} {model}"), _profile(planned), ScriptedModel.named(model))
+        ranks = SimulatedRanks(self.rng(f"ranks {number} {model}"), _profile(planned), ScriptedModel.named(model))
+        if model == BROKEN and number % 2 == 0:
+            ranks.faults.refused = "it is broken here"
+        return ranks
 
-    def _orchestrator(self) -> Coroutine[Any, Any, None]:
+    def _orchestrator(self, name: str) -> Coroutine[Any, Any, None]:
         settings = _settings(
             OrchestratorSettings,
-            host=ORCHESTRATOR,
+            host=name,
             grpc_port=_GRPC["orchestrator"],
             database=self.directory / "orchestrator.sqlite",
             **({"tuning": OrchestratorTuning(heartbeat_interval_s=2.0), "lease_s": 8.0} if self.plan.seldom else {}),
+            **({} if self.plan.leaders is None else _one_of_several(name, self.plan.leaders)),
         )
         return serve_orchestrator(settings)
 
@@ -173,7 +203,7 @@ class Cluster:
             host=f"node-{number}",
             node_id=f"node-{number}",
             grpc_port=_GRPC["node"],
-            orchestrator=self.orchestrator.address,
+            orchestrator=self.orchestrator_addresses,
             model=str(MODEL_DIR),
             model_name=FIRST_MODEL,
             more_models=",".join(f"{model}={MODEL_DIR}" for model in self.plan.models_of(number)[1:]),
@@ -182,7 +212,9 @@ class Cluster:
             max_sequences=node.max_sequences,
             reserve=number in self.plan.reserve,
             drain_grace_s=5.0,
+            state_dir=self.directory / f"node-{number}",
             tuning=_SELDOM_TUNING if self.plan.seldom else _TUNING,
+            **({} if self.plan.leaders is None else _room_for(self.plan.leaders)),
         )
         return serve_node(settings)
 
@@ -193,7 +225,7 @@ class Cluster:
             host=name,
             router_id=name,
             grpc_port=_GRPC["router"],
-            orchestrator=self.orchestrator.address,
+            orchestrator=self.orchestrator_addresses,
             state_dir=self.directory / name,
             session_dir=self.directory,
             session_store=self.plan.session_store,
@@ -212,6 +244,22 @@ class Cluster:
 def _settings(kind: type[_Settings], **fields: Any) -> _Settings:
     """Returns settings, validated as from flags; nothing comes from this process's environment."""
     return kind(**fields)
+
+
+def _one_of_several(name: str, leaders: LeadersPlan) -> dict[str, Any]:
+    rollout = RolloutBounds(max_unavailable=leaders.max_unavailable, min_ready_s=MIN_READY_S)
+    election = {
+        "store": "redis",
+        "leader_election": "redis",
+        "redis_url": URL,
+        "advertise_address": f"{name}:{_GRPC['orchestrator']}",
+    }
+    return {**election, "tuning": OrchestratorTuning(rollout=rollout)}
+
+
+def _room_for(leaders: LeadersPlan) -> dict[str, Any]:
+    """Returns the settings of a node that holds what is deployed, and two revisions of each if `beside`."""
+    return {"model_memory_bytes": 2**40 if leaders.beside else 2 * 10**9}
 
 
 def _profile(node: NodePlan | ModelPlan) -> RankProfile:

@@ -11,14 +11,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from ryzanstein.lab.simulation.machine.clock import real_monotonic
 from ryzanstein.lab.simulation.planning.drawing import plan
-from ryzanstein.lab.simulation.planning.plan import MODELS_FROM, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import LEADERS_FROM, MODELS_FROM, SimulationPlan
 from ryzanstein.lab.simulation.record import dump
 from ryzanstein.lab.simulation.simulation import SimulationOutcome, simulate
 from ryzanstein.process.allotment import whole_cores
@@ -142,7 +142,7 @@ def _explore(options: argparse.Namespace) -> int:
     """Runs each seed in a separate process, so that one cannot affect the next."""
     first = options.first if options.first is not None else MODELS_FROM + random.SystemRandom().randrange(4 * 10**9)
     until = math.inf if options.minutes is None else real_monotonic() + 60 * options.minutes
-    seeds = itertools.count(first) if options.count is None else iter(range(first, first + options.count))
+    seeds = itertools.islice(itertools.count(first) if options.first is not None else _mixed(first), options.count)
     results, failing = [], []
     with ThreadPoolExecutor(options.jobs) as pool:
         running = {pool.submit(_run, seed) for seed in itertools.islice(seeds, options.jobs)}
@@ -160,6 +160,12 @@ def _explore(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps({"results": results, "failing": failing}))
     return 1 if failing else 0
+
+
+def _mixed(first: int) -> Iterator[int]:
+    """Yields new seeds from the first on; every fourth one has several orchestrators."""
+    for number in itertools.count():
+        yield first + number if number % 4 else LEADERS_FROM + first + number
 
 
 def _run(seed: int) -> tuple[int, dict[str, Any] | None]:

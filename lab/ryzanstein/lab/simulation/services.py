@@ -21,12 +21,16 @@ from structlog.contextvars import bind_contextvars
 
 from ryzanstein.cluster import OWN_ENGINE, EngineTraits
 from ryzanstein.lab.simulation.access.limits_server import LimitsServer, open_simulated
+from ryzanstein.lab.simulation.leaders.redis_server import SimulatedRedis
+from ryzanstein.lab.simulation.machine.clock import CLOCK
 from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.control import ControlPlane
+from ryzanstein.orchestrator.leadership import ElectedLeadership, Leadership
 from ryzanstein.process import awake
 from ryzanstein.router import __main__ as router
 from ryzanstein.router.access.limits.allowance import LimitsOf, TenantAllowance
@@ -36,6 +40,7 @@ from ryzanstein.router.opening import open_allowance
 from ryzanstein.router.sessions.names import shown_id
 from ryzanstein.router.telemetry import RouterTelemetry
 from ryzanstein.worker import __main__ as worker
+from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.node import NodeAgent
 from ryzanstein.worker.config import WorkerSettings
 from ryzanstein.worker.ranks.starting.source import NewRankServer, RankServer
@@ -60,13 +65,19 @@ async def serve_router(settings: RouterSettings) -> None:
 
 
 async def serve_orchestrator(settings: OrchestratorSettings) -> None:
-    await orchestrator.serve(settings, new_metrics=_NoMetrics)
+    await orchestrator.serve(settings, orchestrator.OrchestratorMachine(_NoMetrics, _new_redis, _leads))
 
 
 async def serve_node(settings: WorkerSettings) -> None:
-    await worker.serve(settings, worker.NodeMachine(_NoMetrics, _Templates, _Ranks, _know))
+    await worker.serve(settings, worker.NodeMachine(_NoMetrics, _Templates, _Ranks, _know, _follows))
 
 
+REDIS: list[SimulatedRedis] = []
+"""The Redis server of the orchestrators, if the plan has several of them."""
+LEADS: dict[Process, Leadership] = {}
+"""What leads in each running orchestrator, or stands by."""
+ON_DEPLOYED: list[Callable[[Process, DeployedModels], None]] = []
+"""Called with what follows the orchestrator in each node that starts."""
 LIMITS: list[LimitsServer] = []
 """The server of the limits of tenants, if the plan has limits."""
 LOST_TURNS: set[str] = set()
@@ -91,7 +102,7 @@ def forget(process: Process) -> None:
     if (ended := ROUTERS.get(process)) is not None:
         backlog = getattr(turns_of(ended).store, "_backlog", None)
         LOST_TURNS.update(shown_id(write.session_id) for write in getattr(backlog, "_writes", ()) if write.generation_id)
-    for known in (ROUTERS, NODES, RANKS, ENGINES):
+    for known in (ROUTERS, NODES, RANKS, ENGINES, LEADS):
         known.pop(process, None)
 
 
@@ -162,6 +173,33 @@ def _know(model: str, agent: NodeAgent) -> None:
     if traits != OWN_ENGINE:
         agent.beat = lambda: replace(beat(), engine=traits)  # type: ignore[method-assign]
     NODES.setdefault(_process(), {})[model or FIRST_MODEL] = agent
+
+
+def _follows(deployed: DeployedModels) -> None:
+    for notify in ON_DEPLOYED:
+        notify(_process(), deployed)
+
+
+def _leads(lead: Leadership) -> None:
+    LEADS[_process()] = lead
+
+
+def control_of(process: Process) -> ControlPlane | None:
+    """Returns the control plane of an orchestrator that leads and may act; None: it does not."""
+    lead = LEADS.get(process)
+    if not isinstance(lead, ElectedLeadership):
+        return None
+    control, tenure = lead._control, lead._campaign.election._tenure
+    now = CLOCK.now * process.machine.clock_rate
+    return control if tenure is not None and now < tenure.acts_until else None
+
+
+def is_leading(process: Process) -> bool:
+    return process.alive and control_of(process) is not None
+
+
+def _new_redis(url: str) -> Any:
+    return REDIS[0].client(_process())
 
 
 def _open_limits(

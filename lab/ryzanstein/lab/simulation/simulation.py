@@ -17,10 +17,13 @@ from typing import Any
 
 from ryzanstein.lab.simulation import rpc, services
 from ryzanstein.lab.simulation.access.limits_server import LimitsServer
-from ryzanstein.lab.simulation.checks import BrokenPromise, Checks, Violation
+from ryzanstein.lab.simulation.checks import LOOK_S, BrokenPromise, Checks, Violation
 from ryzanstein.lab.simulation.clients.asking import ClientTally
 from ryzanstein.lab.simulation.clients.client import SimulatedClient
 from ryzanstein.lab.simulation.cluster import Cluster
+from ryzanstein.lab.simulation.leaders.leader_checks import LeaderChecks
+from ryzanstein.lab.simulation.leaders.operator import Operator
+from ryzanstein.lab.simulation.leaders.redis_server import SimulatedRedis
 from ryzanstein.lab.simulation.machine import clock
 from ryzanstein.lab.simulation.machine.loop import DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather
@@ -102,8 +105,14 @@ class _World:
         services.look_seldom(plan.seldom)
         services.LOST_TURNS.clear()
         services.LIMITS[:] = [LimitsServer()] if plan.limits is not None else []
+        services.ON_DEPLOYED.clear()
+        services.REDIS[:] = [] if plan.leaders is None else [SimulatedRedis(loop, network, _rng(plan, "redis"))]
         self._cluster = Cluster(plan, loop, network, self.record, directory)
         self.checks = Checks(self._cluster)
+        self._operator = self._leaders = None
+        if plan.leaders is not None:
+            self._operator = Operator(self._cluster, _rng(plan, "operator"))
+            self._leaders = LeaderChecks(self._cluster, self.checks, plan.leaders, self._operator)
         clock.CLOCK.wall_offset_s = _wall_offset_s
         loop.set_exception_handler(self._on_exception)
 
@@ -129,18 +138,33 @@ class _World:
         striking = self._process("strikes", FaultInjector(cluster, checks).run())
         clients = [SimulatedClient(plan, cluster, checks, self.tally) for plan in self.plan.clients]
         asking = [self._process(f"client-{client.plan.number}", client.run()) for client in clients]
+        if self._operator is not None:
+            background.append(self._loop.create_task(self._look_at_leaders()))
+            asking.append(self._process("operator", self._operator.run()))
         for process in (*asking, striking):
             self._look_at(process.name, await process.ended)
         await asyncio.sleep(max(0.0, self.plan.duration_s - self._loop.time()))
         cluster.network.heal_all()
+        if self._leaders is not None:
+            await asyncio.sleep(self._leaders.at_the_end())
+            self._leaders.one_instructs()
         await asyncio.sleep(self.plan.calm_s)
         checks.look()
+        if self._leaders is not None:
+            self._leaders.none_noticed(self.tally.by_outcome)
+            checks.reached["leaders that instructed"] = len(self._leaders.reached_leaders)
         await self._process("last-look", self._last_look(clients)).ended
         await checks.at_rest()
         for task in background:
             if task.done():
                 task.result()
             task.cancel()
+
+    async def _look_at_leaders(self) -> None:
+        assert self._leaders is not None
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._leaders.look()
 
     async def _last_look(self, clients: list[SimulatedClient]) -> None:
         """Checks that each session has each turn once."""

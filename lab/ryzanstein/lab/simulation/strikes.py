@@ -13,8 +13,9 @@ from ryzanstein.demo import MODEL_DIR
 from ryzanstein.lab.simulation import services
 from ryzanstein.lab.simulation.checks import Checks
 from ryzanstein.lab.simulation.cluster import ORCHESTRATOR, Cluster, Service
+from ryzanstein.lab.simulation.leaders.strikes import LeaderStrikes
 from ryzanstein.lab.simulation.machine.process import DISK_S
-from ryzanstein.lab.simulation.planning.plan import PlannedFault
+from ryzanstein.lab.simulation.planning.plan import LEADER_FAULTS, PlannedFault
 from ryzanstein.lab.simulation.ranks.ranks import SimulatedRanks
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -38,6 +39,7 @@ class FaultInjector:
 
     def __init__(self, cluster: Cluster, checks: Checks) -> None:
         self._cluster, self._checks = cluster, checks
+        self._leaders = LeaderStrikes(cluster)
         self._mending: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -50,7 +52,10 @@ class FaultInjector:
     async def _strike(self, fault: PlannedFault) -> None:
         self._cluster.record.say("STRIKE", kind=fault.kind.value, number=fault.number, target=fault.target, rank=fault.rank)
         self._checks.reach(f"fault {fault.kind.value}")
-        await getattr(self, f"_{fault.kind.value}")(fault)
+        if fault.kind in LEADER_FAULTS:
+            await getattr(self._leaders, fault.kind.value)(fault)
+        else:
+            await getattr(self, f"_{fault.kind.value}")(fault)
         self._cluster.record.say("MENDED", kind=fault.kind.value, number=fault.number)
 
     def _node(self, fault: PlannedFault) -> Service:

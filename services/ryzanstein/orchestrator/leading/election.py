@@ -14,6 +14,9 @@ from enum import Enum
 from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.leading.lease import LeaseRecord, LeaseTimes
 
+_MOST_DOUBTS = 5
+_DOUBT_S = 60.0
+
 
 @dataclass(slots=True)
 class Tenure:
@@ -28,6 +31,8 @@ class _Kind(Enum):
     ACQUIRE = "acquire"
     RENEW = "renew"
     RAISE = "raise"
+    RISE = "rise"
+    """As RAISE, by one who leads and goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class LeaseWrite:
 
     @property
     def renews(self) -> bool:
-        return self.kind is _Kind.RENEW
+        return self.kind in (_Kind.RENEW, _Kind.RISE)
 
 
 class Election:
@@ -58,6 +63,9 @@ class Election:
         self._unchanged_since: float | None = None
         self._highest = 0
         self._raises = self._resigned = False
+        self._rises_above = 0
+        self._doubts = 0.0
+        self._doubted_at = now()
         self._tenure: Tenure | None = None
 
     @property
@@ -83,6 +91,8 @@ class Election:
         if self._unchanged_since is None or self._resigned:
             return None
         if self.tenure is not None:
+            if self._rises_above:
+                return LeaseWrite(self.seen, replace(self.seen, epoch=self._rises_above + 1), _Kind.RISE)
             return LeaseWrite(self.seen, self.seen, _Kind.RENEW)
         if self._raises:
             return LeaseWrite(self.seen, replace(self.seen, epoch=max(self.seen.epoch, self._highest)), _Kind.RAISE)
@@ -98,6 +108,10 @@ class Election:
         tenure, acts_until = self.tenure, started + self.times.act_s
         if write.kind is _Kind.RAISE:
             self._raises = False
+        elif write.kind is _Kind.RISE and tenure is not None:
+            self._rises_above = 0
+            keeps_until = self._now() + self.times.keep_released_s
+            self._tenure = Tenure(LeaderEpoch(record.epoch, self.leader_id), keeps_until, acts_until)
         elif write.renews and tenure is not None and tenure.leader.epoch == record.epoch:
             tenure.acts_until = acts_until
         elif write.kind is _Kind.ACQUIRE and not self._resigned:
@@ -105,17 +119,33 @@ class Election:
                 self._raises = True  # a peer told of a later leader meanwhile
                 return
             keeps_until = self._now() + (self.times.keep_released_s if released else self.times.keep_s)
+            self._rises_above = 0
             self._tenure = Tenure(LeaderEpoch(record.epoch, self.leader_id), keeps_until, acts_until)
 
     def read(self, record: LeaseRecord) -> None:
         """Notes the record as it is now. A leader that finds another one, or none, leads no more."""
         tenure = self._tenure
-        if tenure is not None and (record.holder, record.epoch) != (self.leader_id, tenure.leader.epoch):
+        risen = record.epoch == self._rises_above + 1  # by a write whose answer was lost
+        if tenure is not None and (record.holder != self.leader_id or not (risen or record.epoch == tenure.leader.epoch)):
             self._tenure = None
+            self._rises_above = 0
         self._note(record)
 
+    def doubted(self, known: LeaderEpoch) -> None:
+        """A peer says that it knows a later leader: the provider lost writes, or the peer errs, or lies.
+
+        The next renewal finds out whether this one still leads. If so, a new tenure begins above that epoch, which lets nodes
+        keep what they have at first. Peers can do that a few times, then once a minute.
+        """
+        now = self._now()
+        self._doubts = max(0.0, self._doubts - (now - self._doubted_at) / _DOUBT_S)
+        self._doubted_at = now
+        if self._doubts <= _MOST_DOUBTS - 1 and self._tenure is not None and known.epoch >= self._tenure.leader.epoch:
+            self._doubts += known.epoch > self._rises_above
+            self._rises_above = max(self._rises_above, known.epoch)
+
     def outranked(self, known: LeaderEpoch) -> None:
-        """Ends the tenure: a peer knows a later leader. The provider lost writes, so the next epoch must be above that one."""
+        """Ends the tenure: a later leader has written to the store. The next epoch must be above that one."""
         self._highest = max(self._highest, known.epoch)
         if self._tenure is not None:
             self._tenure = None

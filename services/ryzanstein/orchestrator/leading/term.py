@@ -141,9 +141,9 @@ class LeasedTerm:
     async def outranked(self, known: LeaderEpoch) -> None:
         check_known(known, self._tenure.leader)
         if not self.over:
-            log.warning("a peer knows a later leader, stepping down", epoch=self.leader.epoch, known=known.epoch)
-            self._election.outranked(known)
-        raise errors.failed_precondition("STALE_LEADER", f"epoch {self.leader.epoch} is over, {known.epoch} is known")
+            log.warning("a peer knows a later leader, asking for the lease again", epoch=self.leader.epoch, known=known.epoch)
+            self._election.doubted(known)
+        raise errors.failed_precondition("STALE_LEADER", f"epoch {known.epoch} is known, this one is {self.leader.epoch}")
 
 
 def check_known(known: LeaderEpoch, own: LeaderEpoch) -> None:

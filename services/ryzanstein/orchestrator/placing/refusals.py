@@ -15,6 +15,8 @@ from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 # After this time a node may have been repaired, or its ranks recovered.
 REMEMBER_S = 600.0
+# How often what is left of it is stored: a restart makes it longer by no more, and by the time in which nobody ran.
+_STORE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,13 @@ class Refusals:
         }
         self._present: frozenset[tuple[str, str]] = frozenset()
         self._written = self._facts()
+        self._written_at = now()
 
     def unwritten(self) -> tuple[StoredRefusal, ...] | None:
         """Returns what to store; None: it is stored as it is."""
-        if self._facts() == self._written:
-            return None
         now = self._now()
+        if self._facts() == self._written and not (self._failures and now - self._written_at >= _STORE_S):
+            return None
         return tuple(
             StoredRefusal(node_id, model, each.incarnation, each.revision, max(0.0, each.expires - now), each.reason)
             for (node_id, model), each in self._failures.items()
@@ -54,6 +57,7 @@ class Refusals:
     def wrote(self, stored: Iterable[StoredRefusal]) -> None:
         """Notes what is stored now."""
         self._written = {(each.node_id, each.model): (each.incarnation, each.revision, each.reason) for each in stored}
+        self._written_at = self._now()
 
     def _facts(self) -> dict[tuple[str, str], tuple[str, int, str]]:
         return {key: (each.incarnation, each.revision, each.reason) for key, each in self._failures.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -22,7 +22,7 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
-from ryzanstein.orchestrator.placing.waves import Wave, is_changing, kept, loads_beside
+from ryzanstein.orchestrator.placing.waves import Wave, is_away, is_changing, kept, loads_beside
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
+# A node that vanished while it changed may be cut off from the orchestrator alone, and change on.
+_GONE_S = 60.0
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
 
 
@@ -56,6 +58,10 @@ class _Change:
     seen: object = None
     demands: deque[tuple[float, int]] = field(default_factory=deque)
     """Times, and what ran and waited then: the largest first, each later one smaller."""
+    busy: set[str] = field(default_factory=set)
+    """Nodes that changed at the last look, or had changed only just."""
+    gone: dict[str, float] = field(default_factory=dict)
+    """Those of them that are no members any more, and when that was seen."""
     full_since: float | None = None
     """When it was first seen that no replica can be spared."""
     waits_for: str = ""
@@ -70,17 +76,31 @@ class RollingChanges:
         self.halts = halts or Halts()
         self._changes: dict[str, _Change] = {}
         self._told: dict[tuple[str, str], _Told] = {}
+        self._all_known = True
+        self._present: Collection[str] = ()
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
+
+    def left(self, node_id: str) -> None:
+        """Notes that a node has left, so that it changes no more."""
+        for change in self._changes.values():
+            change.busy.discard(node_id)
 
     def waits_for(self, model: str) -> str:
         """Returns why no further node changes; empty: nothing is in the way."""
         change = self._changes.get(model)
         return "" if change is None else change.waits_for
 
-    def update(self, assigned: Assigned, nodes: Iterable[Node], failed: Failed, needs: NodeNeeds) -> None:
-        """Finds the nodes that serve an earlier revision, and decides which of them change now."""
+    def update(
+        self, assigned: Assigned, nodes: Iterable[Node], failed: Failed, needs: NodeNeeds, *, all_known: bool = True
+    ) -> None:
+        """Finds the nodes that serve an earlier revision, and decides which of them change now.
+
+        None begins unless all nodes are known: one that is not back yet may be changing.
+        """
+        self._all_known = all_known
         by_id = {node.node_id: node for node in nodes}
+        self._present = by_id.keys()
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
         members: dict[Deployment, list[Node]] = defaultdict(list)
         for node_id in sorted(assigned.keys() & by_id.keys()):
@@ -169,18 +189,22 @@ class RollingChanges:
         wave = Wave(deployment, members, change.turns | loading, needs, floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
-        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
+        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
         if unlike := self._unlike(change, deployment, members):
             self.halts.put(deployment, unlike, lasting=True)
         why = self._stopped(change, deployment, len(members), num_failed, busy=bool(change.turns or loading))
         idle = not (why or change.turns or loading)
-        candidates = [] if why else [node for node in outdated if node.node_id not in change.turns]
+        candidates = [] if why or not self._all_known else [node for node in outdated if node.node_id not in change.turns]
         if (len(members) > 1 or deployment.surge) and self._now() - change.began_at < bounds.min_ready_s:
             # What the model can spare is not known yet, and other nodes may still measure whether they can stand in.
             candidates = [node for node in candidates if wave.beside(node)]
         if 0 < deployment.replicas <= steady:
             candidates = []  # enough have changed: the others lose the model
-        chosen = wave.choose(candidates, places, needed)
+        # One that loads another revision, or serves none, has a place already.
+        away = {node.node_id for node in outdated if is_away(node, deployment)} - change.turns
+        chosen = wave.choose([node for node in candidates if node.node_id in away], places, needed)
+        places -= len(away)
+        chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
         if candidates and places > 0 and not chosen:
             why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else _at_floor(deployment, floor)
             if idle and self._may_take_anyway(change, deployment, members):
@@ -188,9 +212,17 @@ class RollingChanges:
                 why = "" if chosen else why
         change.beside |= {node.node_id: wave.beside(node) for node in chosen}
         change.turns |= {node.node_id for node in chosen}
+        change.busy = change.turns | loading
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
+
+    def _num_gone(self, change: _Change) -> int:
+        """Returns how many nodes vanished while they changed, and may be changing still."""
+        now = self._now()
+        change.gone |= dict.fromkeys(change.busy - set(self._present) - change.gone.keys(), now)
+        change.gone = {n: since for n, since in change.gone.items() if n not in self._present and since > now - _GONE_S}
+        return len(change.gone)
 
     def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
         """Whether one node may change although the model cannot spare it, and no other one changes now.

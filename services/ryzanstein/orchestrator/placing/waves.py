@@ -75,7 +75,8 @@ class Wave:
         return loads_beside(node, self._deployment, self._needs)
 
     def _spares(self, node: Node, needed: float) -> bool:
-        return self.leaves_floor(node) and (not self._known or self._left - self._capacity(node) >= needed)
+        costs = self._capacity(node)
+        return self.leaves_floor(node) and not (self._known and costs and self._left - costs < needed)
 
     def _capacity(self, node: Node) -> int:
         """Returns what a node runs at once: of one whose model sleeps, as much as the others, because a request wakes it."""
@@ -116,3 +117,12 @@ def is_changing(node: Node, deployment: Deployment) -> bool:
     """Whether a node loads the revision beside the one that it has."""
     report = node.report(deployment.model)
     return report is not None and 0 < report.next_revision == deployment.revision and report.next_state is not NodeState.FAILED
+
+
+def is_away(node: Node, deployment: Deployment) -> bool:
+    """Whether a node changes to another revision than this, or does not serve the model now."""
+    report = node.report(deployment.model)
+    if report is None:
+        return False
+    changes = report.next_revision not in (0, deployment.revision) and report.next_state is not NodeState.FAILED
+    return changes or not serves(node, deployment.model)

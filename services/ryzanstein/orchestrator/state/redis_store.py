@@ -2,11 +2,13 @@
 
 One hash for each kind. Every write is a script that compares epochs first: what an earlier leader
 writes is refused, however late it comes. Every write is safe to repeat. A write whose answer is lost
-fails with STORE_UNAVAILABLE and may have been done; the next leader then has it.
+fails with STORE_UNAVAILABLE and may have been done; the next leader then has it. It may also arrive after a later write
+of the same leader, which was sent on another connection: writes have numbers, and it is then refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,12 +55,19 @@ local epoch = string.format('%.0f', math.max(held, tonumber(ARGV[1])) + 1)
 redis.call('SET', KEYS[1], epoch)
 return epoch
 """
-# ARGV, for each hash of KEYS from the second: how many names to remove, the names, how many to set, names and values.
+# KEYS[2]: epoch and number of the last write. ARGV[2]: the number of this one.
+_ORDER = """
+local epoch, number = string.match(redis.call('GET', KEYS[2]) or '', '(%d+) (%d+)')
+if epoch == ARGV[1] and tonumber(number) > tonumber(ARGV[2]) then return -1 end
+redis.call('SET', KEYS[2], ARGV[1] .. ' ' .. ARGV[2])
+"""
+# ARGV, for each hash of KEYS from the third: how many names to remove, the names, how many to set, names and values.
 _CHANGE = (
     _FENCE
+    + _ORDER
     + """
-local at = 2
-for i = 2, #KEYS do
+local at = 3
+for i = 3, #KEYS do
     local removed = tonumber(ARGV[at])
     for j = at + 1, at + removed do redis.call('HDEL', KEYS[i], ARGV[j]) end
     at = at + removed + 1
@@ -113,12 +122,13 @@ class RedisStore:
         self._redis, self._telemetry, self._most_acts = client, telemetry, most_acts
         self.fenced = fenced
         base = f"{prefix}orchestrator:"
-        self._epoch_key = f"{base}epoch"
+        self._epoch_key, self._last_key = f"{base}epoch", f"{base}last-write"
         self._keys = {kind: f"{base}{kind}" for kind in _KINDS}
         self._audit_keys = [f"{base}audit:{part}" for part in _AUDIT]
         self._next, self._change, self._act = (client.register_script(text) for text in (_NEXT_EPOCH, _CHANGE, _ACT))
-        self._epoch = 0
+        self._epoch = self._number = 0
         self._written: dict[str, _Hash] = {}
+        self._writing = asyncio.Lock()
 
     @classmethod
     async def open(cls, client: Redis, prefix: str, telemetry: OrchestratorTelemetry) -> RedisStore:
@@ -139,25 +149,26 @@ class RedisStore:
     async def begin(self, epoch: int) -> None:
         self._epoch = epoch
         self._written = {}
-        await self._write("epoch", {})
+        async with self._writing:
+            await self._write("epoch", {})
 
     async def deployments(self) -> tuple[Deployment, ...]:
         return tuple(deployment_of(json.loads(row)) for _, row in sorted((await self._all("deployments")).items()))
 
     async def put_deployment(self, deployment: Deployment) -> None:
-        await self._write("deployment", {"deployments": ((), {deployment.model: json.dumps(deployment_facts(deployment))})})
+        await self._put("deployment", "deployments", deployment.model, json.dumps(deployment_facts(deployment)))
 
     async def remove_deployment(self, model: str) -> None:
-        await self._write("deployment", {"deployments": ((model,), {})})
+        await self._remove("deployment", "deployments", model)
 
     async def adapters(self) -> tuple[DeployedAdapter, ...]:
         return tuple(made(DeployedAdapter, json.loads(row)) for _, row in sorted((await self._all("adapters")).items()))
 
     async def put_adapter(self, adapter: DeployedAdapter) -> None:
-        await self._write("adapter", {"adapters": ((), {adapter.name: json.dumps(asdict(adapter))})})
+        await self._put("adapter", "adapters", adapter.name, json.dumps(asdict(adapter)))
 
     async def remove_adapter(self, name: str) -> None:
-        await self._write("adapter", {"adapters": ((name,), {})})
+        await self._remove("adapter", "adapters", name)
 
     async def membership(self) -> StoredMembership:
         members, drains = await self._known("members"), await self._known("drains")
@@ -222,19 +233,33 @@ class RedisStore:
             self._written[kind] = await self._all(kind)
         return self._written[kind]
 
+    async def _put(self, operation: str, kind: str, name: str, row: str) -> None:
+        async with self._writing:
+            await self._write(operation, {kind: ((), {name: row})})
+
+    async def _remove(self, operation: str, kind: str, name: str) -> None:
+        async with self._writing:
+            await self._write(operation, {kind: ((name,), {})})
+
     async def _save(self, operation: str, wanted: dict[str, _Hash]) -> None:
-        changes = {}
-        for kind, rows in wanted.items():
-            known = await self._known(kind)
-            changed = {name: value for name, value in rows.items() if known.get(name) != value}
-            changes[kind] = (tuple(known.keys() - rows.keys()), changed)
-        if any(removed or changed for removed, changed in changes.values()):
-            await self._write(operation, changes)
-            self._written.update(wanted)
+        """Writes what differs from what was written last; until it is known, all of it is unknown again."""
+        async with self._writing:
+            changes = {}
+            for kind, rows in wanted.items():
+                known = await self._known(kind)
+                changed = {name: value for name, value in rows.items() if known.get(name) != value}
+                changes[kind] = (tuple(known.keys() - rows.keys()), changed)
+            if any(removed or changed for removed, changed in changes.values()):
+                for kind in wanted:
+                    del self._written[kind]  # a write without an answer may have been done
+                await self._write(operation, changes)
+                self._written.update(wanted)
 
     async def _write(self, operation: str, changes: dict[str, tuple[tuple[str, ...], _Hash]]) -> None:
-        keys: list[str] = [self._epoch_key]
-        args: list[Any] = [self._epoch]
+        """Writes after all writes before. Call it with the lock."""
+        self._number += 1
+        keys: list[str] = [self._epoch_key, self._last_key]
+        args: list[Any] = [self._epoch, self._number]
         for kind, (removed, changed) in changes.items():
             keys.append(self._keys[kind])
             args += [len(removed), *removed, len(changed), *(each for pair in changed.items() for each in pair)]
@@ -242,7 +267,9 @@ class RedisStore:
             self._check(await self._change(keys, args))
 
     def _check(self, later: int) -> None:
-        """Raises NOT_LEADER when a leader of a later epoch has written."""
+        """Raises NOT_LEADER when a leader of a later epoch has written, UNAVAILABLE when a later write was done."""
+        if later < 0:
+            raise errors.unavailable("STORE_UNAVAILABLE", "the write came after a later one, and was not done")
         if later:
             log.warning("write refused by the store, a later leader has written", epoch=self._epoch, later=later)
             self.fenced(later)

@@ -12,9 +12,13 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 
 # Sunday, 1 November 2026, so that a Unix time looks like one.
 EPOCH_S = 1_793_491_200.0
+
+RATE: ContextVar[float] = ContextVar("clock_rate", default=1.0)
+"""How many seconds the running code's monotonic clock counts in a second. Wall clocks are set right by time servers."""
 
 real_monotonic: Callable[[], float] = time.monotonic
 """The machine's own clock, for budgets of real time."""
@@ -28,10 +32,10 @@ class VirtualClock:
         self.wall_offset_s: Callable[[], float] = lambda: 0.0
 
     def monotonic(self) -> float:
-        return self.now
+        return self.now * RATE.get()
 
     def monotonic_ns(self) -> int:
-        return round(self.now * 1e9)
+        return round(self.monotonic() * 1e9)
 
     def unix(self) -> float:
         return EPOCH_S + self.now + self.wall_offset_s()
@@ -57,7 +61,7 @@ def install() -> None:
     replaced: tuple[tuple[object, str, object], ...] = (
         (time, "monotonic", CLOCK.monotonic),
         (time, "monotonic_ns", CLOCK.monotonic_ns),
-        (time, "clock_gettime", lambda clock: CLOCK.now),
+        (time, "clock_gettime", lambda clock: CLOCK.monotonic()),
         (time, "perf_counter", CLOCK.monotonic),
         (time, "perf_counter_ns", CLOCK.monotonic_ns),
         (time, "time", CLOCK.unix),

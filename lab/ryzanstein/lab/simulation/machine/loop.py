@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, ContextVar
 from typing import Any, Protocol
 
-from ryzanstein.lab.simulation.machine.clock import VirtualClock
+from ryzanstein.lab.simulation.machine.clock import RATE, VirtualClock
 
 # This many callbacks without a change of time mean an endless loop.
 LIVELOCK_CALLBACKS = 2_000_000
@@ -76,6 +76,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """How many have run."""
 
     def time(self) -> float:
+        """Returns the time of the running code's own clock."""
+        return self._clock.monotonic()
+
+    @property
+    def now(self) -> float:
+        """The time of the simulation, whatever the clocks of processes say."""
         return self._clock.now
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
@@ -87,12 +93,21 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
-        return self.call_at(self._clock.now + delay, callback, *args, context=context)
+        return self._add_timer(self._clock.now + delay / RATE.get(), self.time() + delay, callback, args, context)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        return self._add_timer(when / RATE.get(), when, callback, args, context)
+
+    def call_after(self, delay_s: float, callback: Callable[..., Any], *args: Any, context: Context) -> asyncio.TimerHandle:
+        """Calls back after so many seconds of the simulation."""
+        when = self._clock.now + delay_s
+        return self._add_timer(when, when, callback, args, context)
+
+    def _add_timer(self, at: float, when: float, callback: Any, args: Any, context: Context | None) -> asyncio.TimerHandle:
+        """Adds a timer for a time of the simulation; `when` is the same for the clock of the caller."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._sequence += 1
-        heapq.heappush(self._timers, (when, self._sequence, timer))
+        heapq.heappush(self._timers, (at, self._sequence, timer))
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
@@ -155,6 +170,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         owner = OWNER.get()
         if context is not None and context.get(OWNER) is None and owner is not None:
             context.run(OWNER.set, owner)
+            context.run(RATE.set, RATE.get())
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=None if name is None else str(name), context=context)
         if owner is not None:
             owner.add_task(task)

@@ -108,7 +108,7 @@ class SimulatedNetwork:
 
         Calls it with None if the connection was refused or timed out.
         """
-        self._try(client, address, client_end, done, self.loop.time() + CONNECT_TIMEOUT_S)
+        self._try(client, address, client_end, done, self.loop.now + CONNECT_TIMEOUT_S)
 
     def _try(
         self, client: Process, address: str, end: End, done: Callable[[SimulatedConnection | None], None], until: float
@@ -116,7 +116,7 @@ class SimulatedNetwork:
         host = address.rpartition(":")[0]
         source = client.machine.name
         if not (self.reaches(source, host) and self.reaches(host, source)):
-            if self.loop.time() >= until:
+            if self.loop.now >= until:
                 done(None)
             else:
                 client.call_later(_LOOK_S, self._try, client, address, end, done, until)
@@ -161,7 +161,7 @@ class Direction:
         """Calls `receive(*args)` in the target, after everything sent before."""
         if self._waiting or not self.open:
             if self._cut_at is None:
-                self._cut_at = self._network.loop.time()
+                self._cut_at = self._network.loop.now
             self._waiting.append((receive, args))
             return
         self._deliver(receive, args, self._network.delay_s())
@@ -174,14 +174,14 @@ class Direction:
         """Delivers what waits when TCP resends it: the longer the path was cut, the later."""
         if not self._waiting or not self.open:
             return
-        cut_s = self._network.loop.time() - (self._cut_at or 0.0)
+        cut_s = self._network.loop.now - (self._cut_at or 0.0)
         repeat_s = min(max(cut_s, _REPEAT_S), _LONGEST_REPEAT_S) * self._network._rng.random()
         waiting, self._waiting, self._cut_at = self._waiting, deque(), None
         for receive, args in waiting:
             self._deliver(receive, args, repeat_s + self._network.delay_s())
 
     def _deliver(self, receive: Callable[..., None], args: tuple[Any, ...], delay_s: float) -> None:
-        now = self._network.loop.time()
+        now = self._network.loop.now
         self._arrives_at = max(self._arrives_at, now + delay_s)
         self.target.call_later(self._arrives_at - now, receive, *args)
 
@@ -197,7 +197,7 @@ class SimulatedConnection:
         self.server_end: End | None = None
         self.alive = True
         self._network = network
-        self._client_answers_since = self._server_answers_since = network.loop.time()
+        self._client_answers_since = self._server_answers_since = network.loop.now
         self._watch()
 
     def healed(self) -> None:
@@ -243,7 +243,7 @@ class SimulatedConnection:
         """
         if not self.alive:
             return
-        now = self._network.loop.time()
+        now = self._network.loop.now
         if self._answers(self.server):
             self._server_answers_since = now
         if self._answers(self.client):

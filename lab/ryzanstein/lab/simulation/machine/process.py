@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ryzanstein.lab.simulation.machine.clock import RATE
 from ryzanstein.lab.simulation.machine.loop import OWNER, SimulatedLoop
 
 DISK_S = 0.0005
@@ -32,6 +33,8 @@ class SimulatedMachine:
 
     name: str
     wall_offset_s: float = 0.0
+    clock_rate: float = 1.0
+    """Of its monotonic clock; see `clock.RATE`."""
     disk_delay_s: float = DISK_S
     disk_error: Callable[[], Exception] | None = None
     """Makes the exception that each access raises; None if the disk works."""
@@ -72,6 +75,7 @@ class Process:
         self._rng = rng
         self._context = Context()
         self._context.run(OWNER.set, self)
+        self._context.run(RATE.set, machine.clock_rate)
         self._aside: deque[asyncio.Handle] = deque()
         self._signals: dict[int, asyncio.Handle] = {}
         self._threads: dict[int, _Thread] = {}
@@ -98,7 +102,7 @@ class Process:
 
         It does not run while the process is frozen, and never after its end.
         """
-        return self._loop.call_later(delay_s, callback, *args, context=self._context)
+        return self._loop.call_after(delay_s, callback, *args, context=self._context)
 
     def freeze(self) -> None:
         """Acts as SIGSTOP: nothing of it runs until `thaw`."""
@@ -192,7 +196,7 @@ class Process:
         if not task.cancelled() and task._log_traceback:
             # A waiter is notified in this round of the loop and retrieves the exception in the
             # next.
-            self._loop.call_later(0.001, self._look_at, task, context=self._context)
+            self._loop.call_after(0.001, self._look_at, task, context=self._context)
 
     def _look_at(self, task: asyncio.Task[Any]) -> None:
         if task._log_traceback and (error := task._exception) is not None:

@@ -7,7 +7,7 @@ Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD
 that become slow, long prompts, requests that are sent to two routers, and little room for prompts,
 those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked, those from
 `LIMITS_FROM` on also limits of tenants at a server that is sometimes away, and those from `ENGINES_FROM` on
-also nodes with engines of others, and a reserve.
+also nodes with engines of others, and a reserve. Those from `LEADERS_FROM` on have several orchestrators, see `leaders`.
 Smaller seeds mean what they meant before.
 """
 
@@ -17,10 +17,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ryzanstein.lab.simulation.planning.leaders import leaders_plan
 from ryzanstein.lab.simulation.planning.plan import (
     ACCESS_FROM,
     ENGINES_FROM,
     FURTHER_MODELS,
+    LEADERS_FROM,
     LIMITS_FROM,
     LOAD_FROM,
     MODEL_FAULTS,
@@ -40,6 +42,8 @@ _SWARM = tuple(Kind)[: tuple(Kind).index(Kind.CRASH_MODEL)]
 
 def plan(seed: int) -> SimulationPlan:
     """Returns everything that the seed decides before the simulation begins."""
+    if seed >= LEADERS_FROM:
+        return leaders_plan(seed)
     rng = random.Random(f"plan {seed}")
     kinds = [kind for kind in _SWARM if rng.random() < 0.3]
     num_nodes = rng.choice((1, 1, 2, 2, 3, 4))

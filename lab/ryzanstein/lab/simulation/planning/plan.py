@@ -51,6 +51,17 @@ class Kind(Enum):
     REPLACE_KEY = "replace_key"
     # Only from `LIMITS_FROM` on.
     LIMITS_AWAY = "limits_away"
+    # Only from `LEADERS_FROM` on.
+    KILL_LEADER = "kill_leader"
+    STOP_LEADER = "stop_leader"
+    END_LEADER = "end_leader"
+    CUT_REDIS = "cut_redis"
+    CUT_LEADER = "cut_leader"
+    REDIS_AWAY = "redis_away"
+    REDIS_SLOW = "redis_slow"
+    REDIS_LOSES = "redis_loses"
+    REDIS_FORGETS = "redis_forgets"
+    ORCHESTRATOR_CLOCK = "orchestrator_clock"
 
 
 FIRST_MODEL = "demo"
@@ -60,6 +71,7 @@ LOAD_FROM = 2 * 10**9
 ACCESS_FROM = 3 * 10**9
 LIMITS_FROM = 4 * 10**9
 ENGINES_FROM = 5 * 10**9
+LEADERS_FROM = 6 * 10**9
 FOREIGN_LACKS = "ignore_eos"
 """What engines of others do not support, in plans that have some: half of the requests use it."""
 # What strikes the ranks of one model, and may not disturb the others of its node.
@@ -75,6 +87,8 @@ MODEL_FAULTS = (
     Kind.KILL_MODEL_EVERYWHERE,
     Kind.OUT_OF_MEMORY,
 )
+LEADER_FAULTS = tuple(Kind)[tuple(Kind).index(Kind.KILL_LEADER) :]
+"""What strikes orchestrators, of which one leads, and what they share."""
 ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RESTART_ROUTER)
 
 
@@ -126,6 +140,27 @@ class LimitsPlan:
     burst: int
     tokens_per_minute: int
     concurrent: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeadersPlan:
+    """Several orchestrators, of which one leads, and what an operator does meanwhile.
+
+    `rates` are those of the monotonic clocks of the orchestrators, then of the nodes.
+    """
+
+    num: int
+    rates: tuple[float, ...]
+    pause_s: float
+    """Between two acts of the operator, in the mean."""
+    max_unavailable: float
+    beside: bool
+    """Whether nodes have the memory for two revisions of a model at once."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether no two clocks differ by more than the 15 % for which the election is built."""
+        return max(self.rates) <= 1.15 * min(self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +228,8 @@ class SimulationPlan:
     """Numbers of the nodes whose engine lacks `FOREIGN_LACKS` and continues inexactly, as they say."""
     reserve: frozenset[int] = frozenset()
     """Numbers of the nodes that are a reserve."""
+    leaders: LeadersPlan | None = None
+    """None: there is one orchestrator, which shares nothing."""
     calm_s: float = 90.0
 
     @property

@@ -30,6 +30,8 @@ from ryzanstein.worker.config import MAX_FURTHER_MODELS
 log = structlog.get_logger(__name__)
 
 _ROOM_AGAIN_S = 0.5
+_SEEN_AFTER_S = 3.0
+"""After a change the orchestrator has seen it by then: a beat says it, and what answered an earlier beat is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class DeployedModels:
         self._refused: dict[str, tuple[WantedModel, str]] = {}
         self._changes: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[str] = set()
+        self._left: dict[str, ModelChoice] = {}
         self._seen: dict[str, int] = {}
         self._again = asyncio.Event()
 
@@ -79,9 +82,15 @@ class DeployedModels:
         for agent in self._models:
             agent.operations.follow_drain(instruction.drain)
         self._asked = instruction.measure_paths
-        wanted = replace(instruction, drain=False, measure_paths=())
+        wanted = replace(instruction, drain=False, measure_paths=(), members=None, adapters=None)
         if wanted != self._instruction:
             self._instruction = wanted
+            log.info(
+                "instructed",
+                deployments={each.model: each.revision for each in wanted.deployments},
+                epoch=wanted.leader.epoch,
+                leader_id=wanted.leader.leader_id,
+            )
             self._forget_refusals()
             self._again.set()
 
@@ -142,7 +151,9 @@ class DeployedModels:
             if served is None:
                 self._change(name, model, partial(self._add, name, model))
             elif served.model.choice != model.choice:
-                self._change(name, model, partial(self._replace, name, model))
+                # Who says to keep what was just replaced has not seen that it was.
+                if self._left.get(name) != model.choice:
+                    self._change(name, model, partial(self._replace, name, model))
             elif served.model != model:
                 self._change(name, model, partial(self._adopt, name, model))
 
@@ -216,8 +227,20 @@ class DeployedModels:
         need, alongside = await self._needs.of(model.choice.path), (agent, model.choice)
         if agent.node.host.serving is not None and self._memory.take(alongside, need.bytes):
             await self._replace_alongside(name, model, alongside)
-            return
-        await self._replace_in_place(name, model, need.bytes)
+        else:
+            await self._replace_in_place(name, model, need.bytes)
+        if name in self._served and self._served[name].model.choice != before.choice:
+            self._leave(name, before.choice)
+
+    def _leave(self, name: str, choice: ModelChoice) -> None:
+        """Notes what a model was before, for as long as the orchestrator may not have seen the change."""
+        self._left[name] = choice
+        asyncio.get_running_loop().call_later(_SEEN_AFTER_S, self._seen_to_have_left, name, choice)
+
+    def _seen_to_have_left(self, name: str, choice: ModelChoice) -> None:
+        if self._left.get(name) is choice:
+            del self._left[name]
+            self._again.set()
 
     async def _replace_in_place(self, name: str, model: WantedModel, size: int) -> None:
         """Unloads the old version, then loads the new one; goes back when the node cannot serve that."""

@@ -17,7 +17,7 @@ import structlog
 from ryzanstein.auth.peers.peer import Peer, PeerRole
 from ryzanstein.cluster import Instruction, Node, NodeReport
 from ryzanstein.leaders.addresses import OrchestratorAddresses
-from ryzanstein.leaders.epochs import KnownLeader, StaleLeaderError
+from ryzanstein.leaders.epochs import StaleLeaderError
 from ryzanstein.rpc.client import PLAIN, Dialer
 from ryzanstein.rpc.status import leader_named_by
 from ryzanstein.v1 import orchestrator_pb2 as orchestrator
@@ -25,7 +25,7 @@ from ryzanstein.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from ryzanstein.wire.membership import heartbeat_to_wire, instruction_from_wire, leader_from_wire, node_to_wire
 from ryzanstein.worker.agent.membership.deployed import DeployedModels
 from ryzanstein.worker.agent.membership.deployed_adapters import AdapterFollower
-from ryzanstein.worker.agent.membership.obedience import LateAnswers
+from ryzanstein.worker.agent.membership.obedience import KeptLeader, LateAnswers
 from ryzanstein.worker.agent.membership.reachable_address import ReachableAddress
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory
 from ryzanstein.worker.agent.models import NodeModels
@@ -116,7 +116,14 @@ class NodeMembership:
     Call `run` in a task that is restarted when it fails, and `leave` when the node is stopped.
     """
 
-    def __init__(self, address: str, member: MembershipObserver, metrics: NodeMetrics, dialer: Dialer = PLAIN) -> None:
+    def __init__(
+        self,
+        address: str,
+        member: MembershipObserver,
+        metrics: NodeMetrics,
+        dialer: Dialer = PLAIN,
+        leader: KeptLeader | None = None,
+    ) -> None:
         """`address`: host:port of the orchestrator, or of several, with commas between them."""
         self._addresses = OrchestratorAddresses(address)
         self._dialer = dialer
@@ -124,7 +131,7 @@ class NodeMembership:
         self._metrics = metrics
         self._lease_id = ""
         self._registrations = 0
-        self._leader = KnownLeader()
+        self._leader = leader or KeptLeader()
 
     async def run(self) -> None:
         """Registers and sends beats until cancelled."""
@@ -179,13 +186,14 @@ class NodeMembership:
     async def _register(self, stub: Any) -> float:
         """Registers the node; returns the seconds between beats."""
         await self._member.locate()
+        await self._leader.load()
         known = self._leader.latest
         request = orchestrator.RegisterNodeRequest(
             node=node_to_wire(self._member.describe()), known_epoch=known.epoch, known_leader_id=known.leader_id
         )
         timeout_s = _REGISTER_OF_SEVERAL_S if self._addresses.several else CALL_TIMEOUT_S
         response = await stub.RegisterNode(request, timeout=timeout_s)
-        self._leader.follow(leader_from_wire(response))
+        await self._leader.follow(leader_from_wire(response))
         self._lease_id = response.lease_id
         self._addresses.answered()
         interval_s: float = response.heartbeat_interval.ToNanoseconds() / 1e9
@@ -204,7 +212,7 @@ class NodeMembership:
             while True:
                 async with asyncio.timeout(max(CALL_TIMEOUT_S, 3 * interval_s)):
                     answer = await anext(answers)
-                self._leader.follow(leader_from_wire(answer))
+                await self._leader.follow(leader_from_wire(answer))
                 if late.are_void(answer.sequence):
                     self._metrics.late_instructions.inc()
                 else:

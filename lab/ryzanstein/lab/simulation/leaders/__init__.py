@@ -1,0 +1,1 @@
+"""Several orchestrators of which one leads: their Redis server, what strikes them, and what must hold."""
