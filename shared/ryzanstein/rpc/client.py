@@ -154,7 +154,7 @@ class Dialer:
         if (current := self._certificates.current) is not self._context_of:
             try:
                 self._context_of, self._context = current, client_context(current)
-            except OSError as error:  # what OpenSSL says
+            except (OSError, ValueError, TypeError) as error:  # what OpenSSL says, and Python of what is no PEM
                 raise CallFailedError(no_server(f"the certificates cannot be used: {error}")) from None
         return StreamTls(self._context, expect.server_name(self._certificates.trust))
 

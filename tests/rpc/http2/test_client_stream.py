@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -47,12 +48,12 @@ class Received:
 
 
 @asynccontextmanager
-async def serving(behavior: Behavior, **options: int) -> AsyncIterator[tuple[str, grpc.aio.Server]]:
+async def serving(behavior: Behavior, at: str = "127.0.0.1:0") -> AsyncIterator[tuple[str, grpc.aio.Server]]:
     most = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-    server = grpc.aio.server(options=(*most, *options.items()))
+    server = grpc.aio.server(options=most)
     handler = grpc.stream_stream_rpc_method_handler(behavior)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Stream": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(at)
     await server.start()
     try:
         yield f"127.0.0.1:{port}", server
@@ -195,7 +196,15 @@ async def test_without_a_server_there_is_no_call(address: str, why: str) -> None
         await open_stream(address, METHOD, Received(), MAX_BYTES)
 
 
-async def test_a_name_is_resolved() -> None:
-    async with serving(echo) as (address, _), calling(address.replace("127.0.0.1", "localhost")) as received:
+@pytest.mark.parametrize("target", ["localhost:{}", "dns:///127.0.0.1:{}", "dns:localhost:{}", "ipv4:127.0.0.1:{}"])
+async def test_a_target_of_grpc_is_found(target: str) -> None:
+    async with serving(echo) as (address, _), calling(target.format(address.rpartition(":")[2])) as received:
+        await received.send(b"hello")
+        assert await get(received) == b"hello"
+
+
+async def test_a_server_at_a_path_is_found(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/socket"
+    async with serving(echo, target), calling(target) as received:
         await received.send(b"hello")
         assert await get(received) == b"hello"

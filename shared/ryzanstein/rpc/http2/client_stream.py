@@ -113,9 +113,10 @@ class ClientStream(asyncio.Protocol):
         """Ends the call, if it runs, and the connection. The receiver is not called again."""
         transport, was_over = self._transport, self._over
         self._over, self._transport = True, None
-        if transport is None or transport.is_closing():
+        if transport is None:
             return
-        if self._paused or self._writer is None:  # a peer that does not read must not keep the connection
+        # A peer that does not read must not keep the connection.
+        if transport.is_closing() or self._paused or self._writer is None:
             transport.abort()
             return
         if not was_over:
@@ -298,7 +299,7 @@ class ClientStream(asyncio.Protocol):
 
     # Ending.
 
-    def _message(self, data: bytes) -> None:
+    def _message(self, data: bytes, _: bool) -> None:
         if not self._over:
             self._receiver.message(data)
 

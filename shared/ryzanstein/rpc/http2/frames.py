@@ -47,6 +47,7 @@ class Setting(IntEnum):
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
+    MAX_HEADER_LIST_SIZE = 6
 
 
 class ErrorCode(IntEnum):

@@ -30,13 +30,13 @@ def prefixed(message: bytes) -> bytes:
 
 
 class MessageReader:
-    """Puts one stream's messages together from the payloads of its DATA frames, and passes each to `take`.
+    """Puts one stream's messages together from the payloads of its DATA frames.
 
-    A message may have at most `max_bytes`, also when it is uncompressed. `encoding` is how a message is compressed that
-    says that it is.
+    Passes each to `take`, and whether it is compressed: it is uncompressed when it is wanted, because a small one may stand
+    for a huge one. A message may have at most `max_bytes`. `encoding` is how those are compressed that say so.
     """
 
-    def __init__(self, take: Callable[[bytes], None], max_bytes: int, encoding: str = IDENTITY) -> None:
+    def __init__(self, take: Callable[[bytes, bool], None], max_bytes: int, encoding: str = IDENTITY) -> None:
         self._take, self._max_bytes, self._encoding = take, max_bytes, encoding
         self._unread = bytearray()
 
@@ -62,8 +62,7 @@ class MessageReader:
         at = 0
         while self._missing(data, at) <= 0:
             end = at + PREFIX_BYTES + int.from_bytes(data[at + 1 : at + PREFIX_BYTES])
-            message = data[at + PREFIX_BYTES : end]
-            self._take(self._uncompressed(message) if data[at] else message)
+            self._take(data[at + PREFIX_BYTES : end], bool(data[at]))
             at = end
         return at
 
@@ -77,22 +76,23 @@ class MessageReader:
                 grpc.StatusCode.INTERNAL, f"a message is compressed, and the encoding is {self._encoding[:32]!r}"
             )
         if length > self._max_bytes:
-            raise self._too_large(f"{length} bytes")
+            raise _too_large(f"{length} bytes", self._max_bytes)
         return int(PREFIX_BYTES + length - (len(data) - at))
 
-    def _uncompressed(self, message: bytes) -> bytes:
-        """Stops at the bound: a small message may stand for a huge one."""
-        inflating = zlib.decompressobj(_ZLIB[self._encoding])
-        try:
-            data = inflating.decompress(message, self._max_bytes + 1)
-        except zlib.error as error:
-            raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: {error}") from None
-        if len(data) > self._max_bytes:
-            raise self._too_large("more bytes when it is uncompressed")
-        if not inflating.eof:
-            raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {self._encoding}: it is cut off")
-        return data
 
-    def _too_large(self, size: str) -> MessageError:
-        text = f"a message of {size}, at most {self._max_bytes} are read"
-        return MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+def uncompressed(message: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Returns what a compressed message stands for. Raises MessageError, also for more than `max_bytes`."""
+    inflating = zlib.decompressobj(_ZLIB[encoding])
+    try:
+        data = inflating.decompress(message, max_bytes + 1)
+    except zlib.error as error:
+        raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {encoding}: {error}") from None
+    if len(data) > max_bytes:
+        raise _too_large("more bytes when it is uncompressed", max_bytes)
+    if not inflating.eof:
+        raise MessageError(grpc.StatusCode.INTERNAL, f"a message is not {encoding}: it is cut off")
+    return data
+
+
+def _too_large(size: str, max_bytes: int) -> MessageError:
+    return MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message of {size}, at most {max_bytes} are read")

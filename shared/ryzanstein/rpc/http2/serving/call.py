@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed
+from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed, uncompressed
 from ryzanstein.rpc.http2.serving.headers import Metadata, RequestHead, response_head, trailers
 
 log = structlog.get_logger(__name__)
@@ -22,6 +22,7 @@ Behavior = Callable[[Any, Any], Any]
 MAX_UNSENT_BYTES = 64 * 1024
 # Of a stream of requests, what waits for its handler. Beyond it the client waits.
 MAX_UNREAD_BYTES = 64 * 1024
+_MESSAGE_BYTES = 64  # what one takes besides its bytes
 
 
 class CallDetails:
@@ -53,6 +54,10 @@ class CallStream(Protocol):
         """Sends the trailers after all that is kept. Nothing follows."""
         ...
 
+    def abandon(self) -> None:
+        """Drops what is kept."""
+        ...
+
     def credit(self) -> None:
         """Lets the client send as much more as has arrived since the last time."""
         ...
@@ -75,7 +80,7 @@ class ServerCall:
     def __init__(self, stream: CallStream, head: RequestHead, handlers: Handlers) -> None:
         self._stream, self._head, self._handlers = stream, head, handlers
         self._reader: MessageReader | None = MessageReader(self._take, handlers.max_message_bytes, head.encoding)
-        self._requests: deque[bytes] = deque()
+        self._requests: deque[tuple[bytes, bool]] = deque()
         self._unread_bytes = self._num_taken = 0
         self._requests_ended = False
         self._arrived: asyncio.Future[None] | None = None
@@ -122,26 +127,38 @@ class ServerCall:
         if not self._finished:
             self._finished = self._cancelled = True
             self._reader = None
+            self._requests.clear()
+            self._no_timer()
             self._stop()
+
+    def _no_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def sent(self) -> None:
         """Called when the client took some of what was kept for it."""
         if self._stream.unsent_bytes <= MAX_UNSENT_BYTES:
             self._wake(self._room)
 
-    def _take(self, message: bytes) -> None:
-        self._requests.append(message)
+    def _take(self, message: bytes, compressed: bool) -> None:
+        if self._num_taken and not self._reads_many:
+            return
+        self._requests.append((message, compressed))
         self._num_taken += 1
-        self._unread_bytes += len(message)
+        self._unread_bytes += len(message) + _MESSAGE_BYTES
         self._wake(self._arrived)
 
     def _late(self) -> None:
         self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the call is over")
 
     def end(self, code: grpc.StatusCode, details: str) -> None:
-        """Ends the call with a status now, and its handler."""
-        self.finish(code, details)
-        self._stop()
+        """Ends the call with a status now, and its handler. What the client has not taken is dropped."""
+        if not self._finished:
+            self._stream.abandon()
+            self.finish(code, details)
+            self._requests.clear()
+            self._stop()
 
     def _stop(self) -> None:
         if self._task is not None and not self._task.done():
@@ -167,12 +184,11 @@ class ServerCall:
             log.exception("call failed", method=self._head.method)
             self.finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._no_timer()
             for callback in self._callbacks:
                 callback(self)
             # Each of these knows the call: without them it is freed at once, with its request, and not at the next collection.
-            self._reader = self._timer = self._task = None
+            self._reader = self._task = None
             self._callbacks = []
 
     async def _serve(self, handler: Any) -> None:
@@ -207,9 +223,14 @@ class ServerCall:
                 return None
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
-        request = self._requests.popleft()
-        self._unread_bytes -= len(request)
+        request, compressed = self._requests.popleft()
+        self._unread_bytes -= len(request) + _MESSAGE_BYTES
         self._credit()
+        if compressed:
+            try:
+                return uncompressed(request, self._head.encoding, self._handlers.max_message_bytes)
+            except MessageError as error:
+                await self.abort(error.code, str(error))
         return request
 
     def _credit(self) -> None:

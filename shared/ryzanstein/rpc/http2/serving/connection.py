@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Protocol, cast
 from urllib.parse import quote
 
@@ -37,6 +38,7 @@ from ryzanstein.rpc.http2.pass_writer import PassWriter
 from ryzanstein.rpc.http2.serving.call import Handlers, ServerCall
 from ryzanstein.rpc.http2.serving.headers import (
     MAX_BLOCK_BYTES,
+    MAX_METADATA_BYTES,
     RequestHeads,
     header_frames,
     response_head,
@@ -52,7 +54,9 @@ CONNECTION_WINDOW = 4 * 2**20
 # Answers to pings and settings that a client does not read.
 MAX_UNREAD_ANSWERS = 2**20
 _MAX_BLOCK_FRAMES = 32
-_CLOSING_S = 1.0
+_CLOSING_S, _DRAIN_S = 1.0, 10.0
+_LAST_CALLS, _LAST_CALLS_S = b"lastcall", 1.0
+_GOING = "the server stops or balances its connections"
 
 
 class ConnectionHost(Handlers, Protocol):
@@ -63,9 +67,6 @@ class ConnectionHost(Handlers, Protocol):
     handshake_s: float
     keepalive_s: float
     keepalive_timeout_s: float
-
-    @property
-    def stopping(self) -> bool: ...
 
     def joined(self, connection: ServerConnection) -> bool:
         """Returns False if there is no room for another connection."""
@@ -172,11 +173,15 @@ class Stream:
             self._connection.forget(self)
             self.call = None
 
+    def abandon(self) -> None:
+        """Implements `CallStream`."""
+        self._unsent.clear()
+        self.unsent_bytes = 0
+
     def drop(self) -> None:
         """Ends the stream without a word: the client has left it."""
         self.over = True
-        self._unsent.clear()
-        self.unsent_bytes = 0
+        self.abandon()
         call, self.call = self.call, None
         if call is not None:
             call.cancel()
@@ -194,7 +199,7 @@ class ServerConnection(asyncio.Protocol):
         self._heads = RequestHeads()
         self._manners = Manners(host.min_ping_interval_s)
         self._preface = b""
-        self._greeted = self._paused = self._going = False
+        self._greeted = self._paused = self._asked_to_go = self._going = False
         self._streams: dict[int, Stream] = {}
         self._waiting: dict[Stream, None] = {}
         self._last_id = 0
@@ -218,7 +223,11 @@ class ServerConnection(asyncio.Protocol):
             self._transport = None
             return
         self._timer = self._loop.call_later(self._host.handshake_s, self._no_preface)
-        settings = {Setting.MAX_CONCURRENT_STREAMS: self._host.max_streams, Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW}
+        settings = {
+            Setting.MAX_CONCURRENT_STREAMS: self._host.max_streams,
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            Setting.MAX_HEADER_LIST_SIZE: MAX_METADATA_BYTES,
+        }
         self.write(settings_frame(settings) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -240,6 +249,8 @@ class ServerConnection(asyncio.Protocol):
         self._send_waiting()
 
     def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return  # it is closed, and read until the client has seen that
         self._read_at = self._loop.time()
         try:
             self._frames.feed(data if self._greeted else self._after_preface(data))
@@ -327,10 +338,13 @@ class ServerConnection(asyncio.Protocol):
         if (stream := self._streams.get(stream_id)) is not None:
             self._on_trailers(stream, flags)
             return
+        if stream_id <= self._last_id and flags & Flag.END_STREAM:
+            self._manners.said_nothing(self._read_at)  # trailers of a call that has just ended
+            return
         if stream_id <= self._last_id:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers on stream {stream_id}, which is closed")
         self._last_id = stream_id
-        if self._going or self._host.stopping or len(self._streams) >= self._host.max_streams:
+        if self._going or len(self._streams) >= self._host.max_streams:
             self.write(reset(stream_id, ErrorCode.REFUSED_STREAM))
         elif head.http != 200:
             self.write(header_frames(stream_id, whole_response(head.http), last=True) + reset(stream_id, ErrorCode.NO_ERROR))
@@ -427,6 +441,8 @@ class ServerConnection(asyncio.Protocol):
         if not flags & Flag.ACK:
             self._manners.pinged(self._read_at)
             self.write(frame(FrameType.PING, Flag.ACK, 0, payload))
+        elif payload == _LAST_CALLS:
+            self._stop_taking()
 
     def _check_closed(self, stream_id: int) -> None:
         """What arrives for a call that has ended is dropped. Raises Http2Error for one that never began."""
@@ -454,14 +470,13 @@ class ServerConnection(asyncio.Protocol):
     def _send_waiting(self) -> None:
         """Sends what streams have kept, a frame of each in turn."""
         while self._waiting and not self._paused and self._window > 0:
-            for stream in list(self._waiting):
-                sent = stream.send_some()
-                if not stream.waits:
-                    self._waiting.pop(stream, None)
-                if sent and stream.call is not None:
-                    stream.call.sent()
-                if self._paused or self._window <= 0:
-                    return
+            stream = next(iter(self._waiting))
+            del self._waiting[stream]
+            sent = stream.send_some()
+            if stream.waits:
+                self._waiting[stream] = None
+            if sent and stream.call is not None:
+                stream.call.sent()
 
     def write(self, data: bytes) -> None:
         """Hands bytes to the transport. Raises Http2Error when far too many are not read."""
@@ -479,37 +494,52 @@ class ServerConnection(asyncio.Protocol):
         self._close_if_done()
 
     def go_away(self) -> None:
-        """Asks the client to open no more calls here. The connection ends with the last one."""
-        if not self._going:
+        """Asks the client to open no more calls here, and ends the connection with the last one.
+
+        Calls that are on their way are taken until the client answers, or a second is over (RFC 9113, section 6.8).
+        """
+        if not self._asked_to_go:
+            self._asked_to_go = True
+            self.write(_goaway(MAX_WINDOW, ErrorCode.NO_ERROR, _GOING) + frame(FrameType.PING, 0, 0, _LAST_CALLS))
+            self._loop.call_later(_LAST_CALLS_S, self._stop_taking)
+
+    def _stop_taking(self) -> None:
+        if not self._going and self._asked_to_go:
             self._going = True
-            self.write(_goaway(self._last_id, ErrorCode.NO_ERROR, "the server stops or balances its connections"))
+            self.write(_goaway(self._last_id, ErrorCode.NO_ERROR, _GOING))
             self._close_if_done()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs, or its client has not taken all of its answer."""
+        return bool(self._streams)
 
     def close(self) -> None:
         """Ends the connection and all of its calls."""
         self._break_off(Http2Error(ErrorCode.NO_ERROR, "the server stops"))
 
     def _close_if_done(self) -> None:
-        if self._going and not self._streams and self._transport is not None:
-            self._close()
+        if self._going and not self._streams:
+            self._close(_DRAIN_S)
 
     def _break_off(self, error: Http2Error) -> None:
         if error.code is not ErrorCode.NO_ERROR:
             log.debug("connection ended", peer=self.peer, why=str(error))
         self.write(_goaway(self._last_id, error.code, str(error)))
-        self._close()
+        self._close(_CLOSING_S)
 
-    def _close(self) -> None:
+    def _close(self, within_s: float) -> None:
+        """Says that nothing follows, and waits until the client has closed its side: it may still read what was written."""
         transport, self._transport = self._transport, None
         if transport is None or self._writer is None:
             return
-        if self._paused:
-            transport.abort()
-            return
         self._writer.flush()
-        transport.close()
-        # A client that does not read must not keep the connection.
-        self._loop.call_later(_CLOSING_S, transport.abort)
+        with suppress(OSError):  # the client is gone already
+            if not transport.is_closing():
+                transport.write_eof()
+        for stream in list(self._streams.values()):
+            stream.drop()
+        self._loop.call_later(within_s, transport.abort)
 
     def _abort(self) -> None:
         transport, self._transport = self._transport, None
@@ -546,5 +576,5 @@ def _peer(address: object) -> str:
     """Returns a client's address as gRPC writes it."""
     if not isinstance(address, tuple):
         return "unix:"
-    family = "ipv6" if ":" in address[0] else "ipv4"
-    return f"{family}:{quote(join_address(*address[:2]), safe=':')}"
+    host = address[0].removeprefix("::ffff:")  # a client of IPv4 at a socket for both
+    return f"{'ipv6' if ':' in host else 'ipv4'}:{quote(join_address(host, address[1]), safe=':')}"

@@ -23,7 +23,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 MAX_METADATA_BYTES = 16 * 1024
 """As counted by HTTP/2: 32 bytes for each field, and its name and value."""
 MAX_BLOCK_BYTES = 4 * MAX_METADATA_BYTES
-_MAX_KNOWN = 64
+_MAX_KNOWN, _MAX_KNOWN_BLOCK, _MAX_KNOWN_SIZE = 16, 1024, 4096
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _OWN = frozenset(("te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "grpc-message-type"))
@@ -42,6 +42,7 @@ class RequestHead:
     encoding: str = IDENTITY
     problem: tuple[grpc.StatusCode, str] | None = None
     http: int = 200
+    size: int = 0
 
 
 class RequestHeads:
@@ -63,7 +64,7 @@ class RequestHeads:
         head = _head([(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)])
         if (table.maxsize, len(table.dynamic_entries)) != before or _first(table.dynamic_entries) is not first:
             self._known.clear()
-        elif len(self._known) < _MAX_KNOWN:
+        elif len(self._known) < _MAX_KNOWN and len(block) <= _MAX_KNOWN_BLOCK and head.size <= _MAX_KNOWN_SIZE:
             self._known[block] = head
         return head
 
@@ -95,8 +96,11 @@ def _head(fields: list[tuple[bytes, bytes]]) -> RequestHead:
     if not own.get("content-type", "").startswith("application/grpc"):
         return RequestHead(http=415)
     problem = _problem(own, size)
-    timeout_s = _seconds(own["grpc-timeout"]) if "grpc-timeout" in own and problem is None else None
-    return RequestHead(pseudo.get(":path", ""), tuple(metadata), timeout_s, own.get("grpc-encoding", IDENTITY), problem)
+    if problem is not None:
+        return RequestHead(pseudo.get(":path", ""), problem=problem, size=size)
+    timeout_s = _seconds(own["grpc-timeout"]) if "grpc-timeout" in own else None
+    encoding = own.get("grpc-encoding", IDENTITY)
+    return RequestHead(pseudo.get(":path", ""), tuple(metadata), timeout_s, encoding, size=size)
 
 
 def _problem(own: Mapping[str, str], size: int) -> tuple[grpc.StatusCode, str] | None:

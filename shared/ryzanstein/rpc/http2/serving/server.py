@@ -26,6 +26,7 @@ _BACKLOG = 4096
 # them. With each start alone, calls wait without need; with all at once, tokens do.
 _STARTS, _PASSES = 8, 8
 _AGE_JITTER = 0.1
+_STOP_LOOK_S, _CLEANUP_S = 0.02, 5.0
 _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 60.0, 20.0
 
 
@@ -90,7 +91,7 @@ class Http2Server:
         self._sockets = []
 
     async def stop(self, grace: float | None) -> None:
-        """Takes no new calls, gives running ones `grace` seconds, and ends the rest."""
+        """Takes no new connections, gives running calls `grace` seconds to end and to be read, and ends the rest."""
         self.stopping = True
         for sock in self._sockets:
             sock.close()
@@ -98,14 +99,15 @@ class Http2Server:
             server.close()
         for connection in list(self._connections):
             connection.go_away()
+        deadline = asyncio.get_running_loop().time() + (grace or 0.0)
+        while any(each.busy for each in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_STOP_LOOK_S)
         while self._new:
             self._start(self._new.popleft())
-        if grace and self._calls:
-            await asyncio.wait(self._calls, timeout=grace)
         for call in list(self._calls.values()):
             call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
         if self._calls:
-            await asyncio.wait(self._calls)
+            await asyncio.wait(self._calls, timeout=_CLEANUP_S)
         for connection in list(self._connections):
             connection.close()
 
