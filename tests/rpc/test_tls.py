@@ -15,6 +15,8 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
@@ -95,8 +97,8 @@ def live(folder: Path, registry: CollectorRegistry | None = None) -> LiveMateria
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, required: bool = True, life: Any = None) -> AsyncIterator[World]:
-    authority, registry = Authority.new(DEFAULT_TRUST), CollectorRegistry()
+async def serving(folder: Path, *, required: bool = True, authority: Authority | None = None) -> AsyncIterator[World]:
+    authority, registry = authority or Authority.new(DEFAULT_TRUST), CollectorRegistry()
     authority.write(ORCHESTRATOR, folder / "server")
     tls = ServiceTls.open(folder / "server", DEFAULT_TRUST, ORCHESTRATOR, TlsMetrics("test", registry))
     tls.required = required
@@ -222,6 +224,26 @@ async def test_who_has_no_certificate_of_the_ca_reaches_no_handler(world: World)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await OrchestratorServiceStub(channel).ListNodes(orchestrator_pb2.ListNodesRequest(), timeout=5)
             assert caught.value.code() is FULL.UNAVAILABLE
+
+
+async def test_the_ca_of_a_cluster_may_have_an_issuer_that_no_service_knows(tmp_path: Path) -> None:
+    root, issuing = Authority.new("corporate.internal"), Authority.new(DEFAULT_TRUST)
+    key = root._key
+    name = root._certificate.subject
+    builder = x509.CertificateBuilder(name, issuing._certificate.subject, issuing._key.public_key(), 7)
+    builder = builder.not_valid_before(issuing._certificate.not_valid_before_utc)
+    builder = builder.not_valid_after(issuing._certificate.not_valid_after_utc)
+    for extension in issuing._certificate.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    issuing._certificate = builder.sign(key, hashes.SHA256())
+    async with serving(tmp_path, authority=issuing) as world:
+        assert await code_of(world.dialer(ROUTER), world.address) is FULL.OK
+
+
+async def test_a_comment_in_another_alphabet_beside_the_ca_hides_nothing(world: World) -> None:
+    dialer = world.dialer(ROUTER)
+    object.__setattr__(dialer._certificates.current, "roots", "# für alle\n".encode() + world.authority.certificate)  # type: ignore[union-attr]
+    assert await code_of_stream(dialer, world.address, ORCHESTRATOR) is FULL.OK
 
 
 @pytest.mark.parametrize("expect", [Peer(PeerRole.NODE), Peer(PeerRole.NODE, "n-1"), Peer(PeerRole.ROUTER)])

@@ -158,6 +158,7 @@ class ServerCall:
             self._stream.abandon()
             self.finish(code, details)
             self._requests.clear()
+            self._no_timer()
             self._stop()
 
     def _stop(self) -> None:
