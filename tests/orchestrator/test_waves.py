@@ -268,13 +268,58 @@ def test_a_change_that_does_not_move_halts_and_goes_on_when_it_moves() -> None:
     replicas.run(601)
     assert (replicas.done, replicas.rolling.waits_for("m")) == (0, "")
     replicas.run(700)
-    assert replicas.rolling.waits_for("m") == "no progress for 600 s on the nodes that load it"
+    assert replicas.rolling.waits_for("m") == "no progress for 600 s on n0000"
     replicas.reports[0] = replace(replicas.reports[0], progress=LoadProgress("read", 1, 2))
     replicas.step()
     assert replicas.rolling.waits_for("m") == ""
     replicas.stuck = frozenset()
     replicas.run(3000)
     assert replicas.done == 20
+
+
+def test_no_halt_is_found_or_lifted_by_some_of_the_nodes_while_others_are_not_back() -> None:
+    replicas = Replicas(10, failing=frozenset({2}), bounds=RolloutBounds(max_unavailable=0.2, max_failed=0.2))
+    while not replicas.failed:
+        replicas.step()
+    nodes = [replicas.node(i, 0) for i in range(10)]
+    needs = {node.node_id: {"/new": ModelNeed("/new", 60)} for node in nodes}
+    given = {node.node_id: (NEW,) for node in nodes}
+    next_one = RollingChanges(lambda: replicas.now, replicas.bounds)
+    next_one.update(given, nodes[2:3], replicas.failed, needs, all_known=False)
+    assert next_one.waits_for("m") == "", "one of ten has failed, not one of one"
+    next_one.halts.put(NEW, "no progress for 600 s on n0000", lasting=False)
+    next_one.update(given, nodes[8:9], replicas.failed, needs, all_known=False)
+    next_one.update(given, nodes[7:9], replicas.failed, needs, all_known=False)
+    assert next_one.waits_for("m") == "no progress for 600 s on n0000"
+
+
+def test_a_node_that_comes_and_goes_is_no_progress_of_another() -> None:
+    replicas = Replicas(20, stuck=frozenset({0}), bounds=RolloutBounds(max_unavailable=0.2))
+    replicas.run(100)
+    while replicas.now < 700:
+        replicas.reports[5] = replace(replicas.reports[5], state=READY if replicas.reports[5].state is STARTING else STARTING)
+        replicas.step()
+    assert replicas.rolling.waits_for("m") == "no progress for 600 s on n0000"
+
+
+def test_a_replica_that_recovers_for_a_moment_makes_no_tolerated_failure_a_halt() -> None:
+    replicas = Replicas(10, failing=frozenset({1}), bounds=RolloutBounds(max_unavailable=0.5, max_failed=0.2))
+    while not replicas.failed:
+        replicas.step()
+    changed = [i for i, report in enumerate(replicas.reports) if report.revision == 2]
+    for state in (STARTING, READY):
+        for i in changed:
+            replicas.reports[i] = replace(replicas.reports[i], state=state)
+        replicas.step()
+    replicas.run(2000)
+    assert replicas.done == 9
+
+
+def test_a_node_that_was_drained_directly_keeps_no_place() -> None:
+    replicas = Replicas(5, bounds=RolloutBounds(max_unavailable=0.2))
+    replicas.reports[0] = replace(replicas.reports[0], state=NodeState.DRAINING, reason="drained")
+    replicas.run(600)
+    assert replicas.done == 4
 
 
 @settings(max_examples=40, deadline=None)

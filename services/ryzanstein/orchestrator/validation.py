@@ -104,7 +104,8 @@ def check_deployment(deployment: Deployment, max_nodes: int) -> None:
         raise errors.invalid("deployment.idle_unload", f"must be in [0, {MAX_IDLE_UNLOAD_S:.0f}] s", deployment.idle_unload_s)
     _check_replicas(deployment, max_nodes)
     _check_rollout(deployment.rollout)
-    if deployment.rollout.max_unavailable == 0 and deployment.replicas and not deployment.surge:
+    rollout = deployment.rollout
+    if rollout.max_unavailable == 0 and not rollout.allow_outage and deployment.replicas and not deployment.surge:
         raise errors.invalid(
             "deployment.max_replicas",
             f"must be more than replicas ({deployment.replicas}): with rollout.max_unavailable 0 no replica could be replaced",

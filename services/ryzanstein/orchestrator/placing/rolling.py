@@ -22,7 +22,7 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
-from ryzanstein.orchestrator.placing.waves import Wave, is_away, is_changing, kept, loads_beside
+from ryzanstein.orchestrator.placing.waves import Wave, drains, is_away, is_changing, kept, loads_beside
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +53,10 @@ class _Change:
     moved_at: float
     turns: set[str] = field(default_factory=set)
     ready_since: dict[str, float] = field(default_factory=dict)
+    any_ready: bool = False
+    """Whether a node was ready with it at any time."""
+    most_members: int = 0
+    """The most members that were seen at once: a share is one of them, also while some are away."""
     beside: dict[str, bool] = field(default_factory=dict)
     """Whether those that were told to change load the new revision beside the earlier one."""
     seen: object = None
@@ -184,27 +188,27 @@ class RollingChanges:
         loading = {node.node_id for node in members if self._is_loading(node, deployment)}
         loading |= {node.node_id for node in members if node.plural and node.node_id in absent - change.turns}
         steady = self._steady(change, deployment, members)
-        self._note_progress(change, deployment, members)
+        self._note_progress(change, deployment, members, change.turns | loading)
         floor = self._bounds.floor(deployment, len(members))
         wave = Wave(deployment, members, change.turns | loading, needs, floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
-        if unlike := self._unlike(change, deployment, members):
-            self.halts.put(deployment, unlike, lasting=True)
-        why = self._stopped(change, deployment, len(members), num_failed, busy=bool(change.turns or loading))
+        why = self._halted(change, deployment, members, num_failed, busy=change.turns | loading)
         idle = not (why or change.turns or loading)
-        candidates = [] if why or not self._all_known else [node for node in outdated if node.node_id not in change.turns]
+        free = [node for node in outdated if node.node_id not in change.turns and not drains(node, deployment.model)]
+        candidates = [] if why or not self._all_known else free
         if (len(members) > 1 or deployment.surge) and self._now() - change.began_at < bounds.min_ready_s:
             # What the model can spare is not known yet, and other nodes may still measure whether they can stand in.
             candidates = [node for node in candidates if wave.beside(node)]
         if 0 < deployment.replicas <= steady:
             candidates = []  # enough have changed: the others lose the model
         # One that loads another revision, or serves none, has a place already.
-        away = {node.node_id for node in outdated if is_away(node, deployment)} - change.turns
+        away = {node.node_id for node in free if is_away(node, deployment)}
         chosen = wave.choose([node for node in candidates if node.node_id in away], places, needed)
         places -= len(away)
         chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
+        change.full_since = None if chosen else change.full_since
         if candidates and places > 0 and not chosen:
             why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else _at_floor(deployment, floor)
             if idle and self._may_take_anyway(change, deployment, members):
@@ -238,7 +242,10 @@ class RollingChanges:
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)
         if known is None or known.revision != deployment.revision:
-            known = self._changes[deployment.model] = _Change(deployment.revision, self._now(), self._now())
+            before, known = known, _Change(deployment.revision, self._now(), self._now())
+            if before is not None:  # what changed to another revision, and vanished, may be changing still
+                known.busy, known.gone = before.busy, before.gone
+            self._changes[deployment.model] = known
         return known
 
     def _steady(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> int:
@@ -246,33 +253,49 @@ class RollingChanges:
         now = self._now()
         ready = [node.node_id for node in members if self.is_ready(node, deployment)]
         change.ready_since = {node_id: change.ready_since.get(node_id, now) for node_id in ready}
+        change.any_ready |= bool(ready)
+        change.most_members = max(change.most_members, len(members))
         return self._num_steady(change, deployment)
 
     def _num_steady(self, change: _Change, deployment: Deployment) -> int:
         since = self._now() - self._bounds.of(deployment).min_ready_s
         return sum(each <= since for each in change.ready_since.values())
 
-    def _note_progress(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> None:
-        reports = (node.report(deployment.model) for node in members)
-        seen = [(r.revision, r.state, r.next_revision, r.next_state, r.progress) for r in reports if r is not None]
+    def _note_progress(self, change: _Change, deployment: Deployment, members: Sequence[Node], busy: set[str]) -> None:
+        """Notes when something moved of what changes: others that come and go are no progress."""
+        reports = {node.node_id: node.report(deployment.model) for node in members if node.node_id in busy}
+        moving = [(r.revision, r.state, r.next_revision, r.next_state, r.progress) for r in reports.values() if r is not None]
+        seen = (moving, sorted(reports), sorted(change.ready_since))
         if seen == change.seen:
             return
-        if change.seen is not None and (halt := self.halts.find(deployment)) is not None and not halt.lasting:
+        halt = self.halts.find(deployment)
+        if change.seen is not None and self._all_known and halt is not None and not halt.lasting:
             self.halts.lift(deployment.model)
         change.seen, change.moved_at = seen, self._now()
 
-    def _stopped(self, change: _Change, deployment: Deployment, num_members: int, num_failed: int, *, busy: bool) -> str:
-        """Returns why no further node may begin. What is found is a halt, which another orchestrator knows of, too."""
-        bounds, halt = self._bounds.of(deployment), self.halts.find(deployment)
-        if num_failed and (not change.ready_since or num_failed > bounds.max_failed * num_members):
-            halt = self.halts.put(deployment, f"{num_failed} of {num_members} nodes failed with it", lasting=True)
+    def _halted(
+        self, change: _Change, deployment: Deployment, members: Sequence[Node], num_failed: int, *, busy: set[str]
+    ) -> str:
+        """Returns why no further node may begin. What is found is a halt, which another orchestrator knows of, too.
+
+        Nothing is judged by some of the nodes, while others are not back yet.
+        """
+        if self._all_known:
+            if unlike := self._unlike(change, deployment, members):
+                self.halts.put(deployment, unlike, lasting=True)
+            self._judge(change, deployment, num_failed, busy)
+        halt = self.halts.find(deployment)
+        return "" if halt is None else halt.reason
+
+    def _judge(self, change: _Change, deployment: Deployment, num_failed: int, busy: set[str]) -> None:
+        bounds, halt, num_members = self._bounds.of(deployment), self.halts.find(deployment), change.most_members
+        if num_failed and (not change.any_ready or num_failed > bounds.max_failed * num_members):
+            self.halts.put(deployment, f"{num_failed} of {num_members} nodes failed with it", lasting=True)
         elif halt is None and busy and self._now() - change.moved_at > bounds.progress_s:
-            listed = ", ".join(sorted(change.turns)[:_MAX_LISTED]) or "the nodes that load it"
-            halt = self.halts.put(deployment, f"no progress for {bounds.progress_s:g} s on {listed}", lasting=False)
+            listed = ", ".join(sorted(busy)[:_MAX_LISTED])
+            self.halts.put(deployment, f"no progress for {bounds.progress_s:g} s on {listed}", lasting=False)
         elif halt is not None and not (halt.lasting or busy):
             self.halts.lift(deployment.model)  # it moved while no orchestrator saw it
-            halt = None
-        return "" if halt is None else halt.reason
 
     def _unlike(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> str:
         """Returns which members have been ready with the new revision, but of different files; empty: none are known to."""

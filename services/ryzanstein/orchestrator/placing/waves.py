@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from ryzanstein.cluster import Deployment, ModelReport, Node, NodeState
+from ryzanstein.cluster import MODEL_CHANGES, Deployment, ModelReport, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import NodeNeeds
 
 
@@ -126,3 +126,9 @@ def is_away(node: Node, deployment: Deployment) -> bool:
         return False
     changes = report.next_revision not in (0, deployment.revision) and report.next_state is not NodeState.FAILED
     return changes or not serves(node, deployment.model)
+
+
+def drains(node: Node, model: str) -> bool:
+    """Whether a node takes no work, and not because of a change: it would load a revision and stay so."""
+    report = node.report(model)
+    return report is not None and report.state is NodeState.DRAINING and report.reason != MODEL_CHANGES
