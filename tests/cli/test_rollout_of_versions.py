@@ -31,7 +31,9 @@ class Looks:
         self.rollout = Rollout(deployment)
         self.now = 0.0
 
-    def look(self, *, to: str = "abc", short: Iterable[Shortage] = (), **nodes: Node | tuple[ModelReport, ...]) -> list[str]:
+    def look(
+        self, *, to: str = "abc", short: Iterable[Shortage] = (), halt: str = "", **nodes: Node | tuple[ModelReport, ...]
+    ) -> list[str]:
         """Reports the models of each node, or an older node. Returns the lines that people see."""
         self.now += 1.0
         members = {
@@ -39,7 +41,7 @@ class Looks:
             for name, given in nodes.items()
         }
         members = {name: replace(node, node_id=name, beat_time=self.now) for name, node in members.items()}
-        view = DeploymentView(self.rollout.deployment, tuple(to), (), shortages=tuple(short))
+        view = DeploymentView(self.rollout.deployment, tuple(to), (), (), tuple(short), halt, bool(halt))
         changes = self.rollout.see(Assignments({"new": view}, members), self.now)
         return [f"{name} {phase.value}" for name, phase in changes]
 
@@ -95,6 +97,25 @@ def test_a_refused_version_ends_the_wait_and_the_earlier_one_goes_on() -> None:
         assert looks.look(a=(REFUSED,), b=(OLD,), c=(OLD,)) == []
     sentence = "'new' is not ready: 0 of 3 nodes; a refused it and goes on with the earlier version: no such file"
     assert looks.ending == RolloutEnd(False, sentence, earlier=True)
+
+
+def test_a_tolerated_refusal_is_no_end_between_two_waves_and_a_halt_is() -> None:
+    looks = Looks()
+    for _ in range(20):
+        looks.look(a=(NEW,), b=(REFUSED,), c=(OLD,))
+    assert looks.ending is None
+    for _ in range(4):
+        looks.look(a=(NEW,), b=(REFUSED,), c=(OLD,), halt="1 of 3 nodes failed with it")
+    assert looks.ending is not None
+    assert "b refused it" in looks.ending.sentence
+
+
+def test_nodes_that_read_different_files_end_the_wait_with_the_reason() -> None:
+    looks = Looks()
+    for _ in range(3 + int(STEADY_S)):
+        looks.look(a=(NEW,), b=(NEW,), c=(OLD,), halt="a and b have different files")
+    assert looks.ending is not None
+    assert looks.ending.sentence.endswith("; halted: a and b have different files")
 
 
 def test_a_refusal_counts_although_the_node_reports_it_only_once() -> None:

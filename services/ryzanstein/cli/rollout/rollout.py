@@ -18,6 +18,7 @@ from ryzanstein.cli.rollout.shortages import why_not_more
 from ryzanstein.cluster import Deployment, Node
 
 STEADY_S = 2.0  # longer than a node takes to appear, or to be assigned in another's place
+_WAVES_S = 30.0  # longer than the pause between two waves, which is `min_ready_s`
 _BEATS = 2
 _SILENT = "it does not say why"
 _MAX_FAILURES = 3  # the orchestrator tries other nodes, again and again
@@ -101,10 +102,13 @@ class Rollout:
         """Returns the end of a deployment that nodes refused, and that goes no further."""
         ready, refused, failed = map(self._in, (Phase.READY, Phase.REFUSED, Phase.FAILED))
         goes_round = not ready and len(self._failures) >= max(1, min(_MAX_FAILURES, len(self._look.nodes)))
-        if not goes_round and not ((refused or failed) and self._is_at_rest(last)):
+        if not goes_round and not ((refused or failed or self._halted()) and self._is_at_rest(last)):
             return None
-        node_id, phase = (refused[0], Phase.REFUSED) if refused else (self._failures[-1], Phase.FAILED)
-        why = f"{node_id} {phase.value}: {reasons.get(node_id) or _SILENT}"
+        if refused or self._failures:
+            node_id, phase = (refused[0], Phase.REFUSED) if refused else (self._failures[-1], Phase.FAILED)
+            why = f"{node_id} {phase.value}: {reasons.get(node_id) or _SILENT}"
+        else:
+            why = f"halted: {self._halted()}"
         earlier = bool(refused or self._in(Phase.EARLIER))
         return RolloutEnd(False, f"{self.deployment.model!r} is not ready: {self.count()}; {why}", earlier=earlier)
 
@@ -196,12 +200,19 @@ class Rollout:
     def _is_at_rest(self, last: bool) -> bool:
         """Returns whether nothing will change by itself. `last`: does not wait to be sure.
 
-        A cluster without nodes is starting. When a node has failed, the others keep the earlier version.
+        A cluster without nodes is starting. When a change is halted, the other nodes keep the earlier version. Some failures
+        may be tolerated: then there is only a pause between two waves. Older orchestrators do not say what is halted.
         """
-        stopped = self._in(Phase.REFUSED) or self._in(Phase.FAILED)
+        stopped = self._halted() or self._in(Phase.REFUSED) or self._in(Phase.FAILED)
         resting = [is_final(seen.phase) or (stopped and seen.phase is Phase.EARLIER) for seen in self._sightings.values()]
         still = bool(self._look.nodes) and all(resting)
-        return still and (last or self._now - self._steady[1] >= STEADY_S)
+        waves = not self._halted() and self._in(Phase.EARLIER) and self._in(Phase.READY)
+        return still and (last or self._now - self._steady[1] >= (_WAVES_S if waves else STEADY_S))
+
+    def _halted(self) -> str:
+        """Returns why the change is halted; empty if it is not known to be."""
+        view = self._look.deployments.get(self.deployment.model)
+        return view.waits_for if view is not None and view.halted else ""
 
     def _wanted(self) -> int:
         everywhere = len(self._look.nodes)
