@@ -136,7 +136,7 @@ def test_what_is_not_known_is_a_dash_and_no_number() -> None:
     console.print(node_table(ClusterStatus((unknown,))))
     assert isinstance(console.file, io.StringIO)
     (row,) = tables(console.file.getvalue())["node state"]
-    assert row == ["node-0", "READY", *["-"] * 7, "0", "-"]
+    assert row == ["node-0", "READY", *["-"] * 7, "0", *["-"] * 3]
 
 
 def test_a_table_without_rows_is_not_shown() -> None:

@@ -158,7 +158,7 @@ def test_a_surge_that_fails_leaves_the_earlier_revision_everywhere():
         fleet.round()
     assert fleet.ready() == before
     status = cluster.reconciler.status()[0]
-    assert (status.halted, status.waits_for) == (True, "1 of 2 nodes failed with it")
+    assert (status.halted, status.waits_for) == (True, "1 of 3 nodes failed with it")
     assert "m" not in surge.assigned
 
 

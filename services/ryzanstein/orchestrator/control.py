@@ -48,6 +48,7 @@ _TELL_MEMBERS_S = 0.005  # between two lists of all addresses to one node, for e
 _MEASURE_BEATS = 3
 _ENOUGH = 0.95
 _TICKS_PER_SIGN = 10
+_KNOWN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +209,19 @@ class ControlPlane:
         Raises NOT_FOUND when the node is not a member, FAILED_PRECONDITION when a deployment would keep fewer ready
         replicas than it states, unless `below_min` allows it. Cancelling the caller does not cancel the write.
         """
-        node = self._registry.find(node_id)
-        if node is not None and not (node.drain_requested or below_min):
-            self._reconciler.check_drain(node)
+        if not below_min and any(each.min_replicas for each in self._catalog.deployments()):
+            await self._all_known()
+            node = self._registry.find(node_id)
+            if node is not None and not node.drain_requested:
+                self._reconciler.check_drain(node)
         self._registry.drain(node_id)
         log.info("drain requested", node_id=node_id)
         await self._writes.write(self._recorder.flush())
+
+    async def _all_known(self) -> None:
+        """Waits until the nodes are back after a start: what some of them leave says nothing of the others."""
+        while self._settling is not None and not self.over:  # noqa: ASYNC110 (what ends it is a time)
+            await asyncio.sleep(_KNOWN_S)
 
     async def undrain(self, node_id: str) -> None:
         """Withdraws a drain request; returns when that is stored.
@@ -341,8 +349,8 @@ class ControlPlane:
             elapsed_s = self._settling.elapsed_s(now)
             log.info("settled", after_s=round(elapsed_s, 3), missing=len(self._settling.missing))
             self._telemetry.settle.set(elapsed_s)
-            self._settling = None
-            self._reconciler.settle()
+            missing, self._settling = self._settling.missing, None
+            self._reconciler.settle(missing)
             self._reconciler.update()
             self._recorder.changed()
             self._hub.open()

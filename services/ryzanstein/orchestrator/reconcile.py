@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ryzanstein.cluster import Deployment, Instruction, Node
@@ -82,9 +82,10 @@ class Reconciler:
         """Marks the placement as stale: something that it depends on changed."""
         self._stale = True
 
-    def settle(self) -> None:
+    def settle(self, missing: Collection[str] = ()) -> None:
         """Starts to instruct nodes by the placement: the members are known."""
         self._settled = True
+        self._rolling.unseen(missing)
 
     def update(self) -> None:
         """Computes the placement if it is stale, and which nodes may change a model."""

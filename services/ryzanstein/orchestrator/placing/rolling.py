@@ -81,6 +81,7 @@ class RollingChanges:
         self._changes: dict[str, _Change] = {}
         self._told: dict[tuple[str, str], _Told] = {}
         self._all_known = True
+        self._unseen: Mapping[str, float] = {}
         self._present: Collection[str] = ()
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
@@ -89,6 +90,10 @@ class RollingChanges:
         """Notes that a node has left, so that it changes no more."""
         for change in self._changes.values():
             change.busy.discard(node_id)
+
+    def unseen(self, node_ids: Collection[str]) -> None:
+        """Notes nodes that were members of an earlier orchestrator, and are not back: they may be changing."""
+        self._unseen = dict.fromkeys(node_ids, self._now())
 
     def waits_for(self, model: str) -> str:
         """Returns why no further node changes; empty: nothing is in the way."""
@@ -173,7 +178,9 @@ class RollingChanges:
         outdated = [node for node in holders if not node.drain_requested and self._is_outdated(node, deployment)]
         in_place = sum(not loads_beside(node, deployment, needs) for node in outdated)
         changed = 0 if change is None or change.revision != deployment.revision else self._num_steady(change, deployment)
-        return 0 if changed >= deployment.replicas else min(deployment.surge, changed + 1, in_place)
+        # What another orchestrator gave the model to, or is ready only just, keeps it.
+        have = sum(is_changing(node, deployment) or not self._is_outdated(node, deployment) for node in holders)
+        return 0 if changed >= deployment.replicas else min(deployment.surge, max(changed + 1, have), in_place)
 
     def _advance(
         self, deployment: Deployment, members: Sequence[Node], outdated: Sequence[Node], num_failed: int, needs: NodeNeeds
@@ -226,7 +233,8 @@ class RollingChanges:
         now = self._now()
         change.gone |= dict.fromkeys(change.busy - set(self._present) - change.gone.keys(), now)
         change.gone = {n: since for n, since in change.gone.items() if n not in self._present and since > now - _GONE_S}
-        return len(change.gone)
+        self._unseen = {n: since for n, since in self._unseen.items() if n not in self._present and since > now - _GONE_S}
+        return len(change.gone.keys() | self._unseen.keys())
 
     def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
         """Whether one node may change although the model cannot spare it, and no other one changes now.

@@ -194,6 +194,7 @@ class ServerConnection(asyncio.Protocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._closing: asyncio.Transport | None = None
         self._writer: PassWriter | None = None
         self._frames = FrameReader(self._take)
         self._heads = RequestHeads()
@@ -231,7 +232,7 @@ class ServerConnection(asyncio.Protocol):
         self.write(settings_frame(settings) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._closing = None
         if self._timer is not None:
             self._timer.cancel()
         streams, self._streams = self._streams, {}
@@ -530,7 +531,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _close(self, within_s: float) -> None:
         """Says that nothing follows, and waits until the client has closed its side: it may still read what was written."""
-        transport, self._transport = self._transport, None
+        transport, self._transport, self._closing = self._transport, None, self._transport
         if transport is None or self._writer is None:
             return
         self._writer.flush()
@@ -540,6 +541,12 @@ class ServerConnection(asyncio.Protocol):
         for stream in list(self._streams.values()):
             stream.drop()
         self._loop.call_later(within_s, transport.abort)
+
+    def abort(self) -> None:
+        """Ends the connection though its client has not closed it."""
+        if self._closing is not None:
+            self._closing.abort()
+        self._abort()
 
     def _abort(self) -> None:
         transport, self._transport = self._transport, None

@@ -26,7 +26,7 @@ _BACKLOG = 4096
 # them. With each start alone, calls wait without need; with all at once, tokens do.
 _STARTS, _PASSES = 8, 8
 _AGE_JITTER = 0.1
-_STOP_LOOK_S, _CLEANUP_S = 0.02, 5.0
+_STOP_LOOK_S, _CLEANUP_S, _LINGER_S = 0.02, 5.0, 1.0
 _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 60.0, 20.0
 
 
@@ -99,9 +99,7 @@ class Http2Server:
             server.close()
         for connection in list(self._connections):
             connection.go_away()
-        deadline = asyncio.get_running_loop().time() + (grace or 0.0)
-        while any(each.busy for each in self._connections) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(_STOP_LOOK_S)
+        await _until(lambda: not any(each.busy for each in self._connections), grace or 0.0)
         while self._new:
             self._start(self._new.popleft())
         for call in list(self._calls.values()):
@@ -110,6 +108,10 @@ class Http2Server:
             await asyncio.wait(self._calls, timeout=_CLEANUP_S)
         for connection in list(self._connections):
             connection.close()
+        await _until(lambda: not self._connections, _LINGER_S)  # clients read what was written, and close
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
 
     # What connections ask.
 
@@ -178,3 +180,10 @@ def _intercepted(interceptor: Any, continuation: Callable[[CallDetails], Any]) -
         return await interceptor.intercept_service(continuation, details)
 
     return intercept
+
+
+async def _until(true: Callable[[], bool], within_s: float) -> None:
+    """Returns when it is true, or the time is over."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not true() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 (what it waits for are counts)
+        await asyncio.sleep(_STOP_LOOK_S)
