@@ -265,8 +265,8 @@ async def test_what_was_accepted_once_is_no_clients_mistake_when_the_last_node_c
     small.refuse = RyzansteinError("too long", Code.INVALID_ARGUMENT, "CONTEXT_TOO_LONG", {"context_length": "8"})
     reading = Reading(client, 60)
     await until(lambda: len(reading.tokens) >= 5)
-    await primary.die()
     asked = len(small.submits)
+    await primary.die()
     error = await reading.failure()
     assert (error.code, error.reason, error.metadata["cause"]) == (Code.UNAVAILABLE, "NO_NODES", "refused")
     assert error.retry_after_s is not None
