@@ -274,7 +274,7 @@ async def test_a_rollback_is_a_new_revision_of_the_earlier_directory_with_the_bo
         assert (error.code, error.reason) == (Code.FAILED_PRECONDITION, "NO_EARLIER_REVISION")
         await fleet.deploy(Deployment("m", "/new", 2, min_replicas=1, idle_unload_s=60))
         fleet.load()
-        assert sorted(fleet.revisions()) == [2, 2], "one of them is told the last half"
+        assert sorted(fleet.revisions()) == [2, 2], "the last wave changes one of them"
         fleet.load()
     async with restored(path) as control:
         fleet.join(control)

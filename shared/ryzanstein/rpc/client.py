@@ -18,6 +18,7 @@ from ryzanstein.rpc.http2.call_end import CallFailedError, no_server
 from ryzanstein.rpc.http2.client_stream import ClientStream, MessageReceiver
 from ryzanstein.rpc.http2.dialing import StreamTls
 from ryzanstein.rpc.server import MAX_MESSAGE_BYTES
+from ryzanstein.rpc.tls.client_context import ClientCertificate, client_context
 
 # Retries only UNAVAILABLE, and only before the first message; started streams are left to failover.
 _SERVICE_CONFIG = json.dumps(
@@ -75,17 +76,8 @@ def client_options(*, retries: bool = True) -> tuple[tuple[str, str | int], ...]
     return (*CLIENT_OPTIONS, *retry)
 
 
-class Certificates(Protocol):
-    """A key, its certificate and the CAs that are trusted, in PEM form; see `auth.peers.material.Material`."""
-
-    @property
-    def chain(self) -> bytes: ...
-
-    @property
-    def key(self) -> bytes: ...
-
-    @property
-    def roots(self) -> bytes: ...
+class Certificates(ClientCertificate, Protocol):
+    """A certificate, and which others are not trusted; see `auth.peers.material.Material`."""
 
     def denies(self, peer: Peer) -> bool:
         """Whether this peer is not trusted any more."""
@@ -149,8 +141,6 @@ class Dialer:
     def _stream_tls(self, expect: Expect) -> StreamTls | None:
         if self._certificates is None:
             return None
-        from ryzanstein.rpc.tls.client_context import client_context
-
         if (current := self._certificates.current) is not self._context_of:
             try:
                 self._context_of, self._context = current, client_context(current)

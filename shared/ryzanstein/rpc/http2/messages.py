@@ -11,7 +11,7 @@ import grpc
 _PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = 5
 IDENTITY = "identity"
-# What zlib is told: gzip has a header of its own, and "deflate" is the format of zlib (RFC 1950).
+# The window bits of zlib: 16 more select the header of gzip. "deflate" is zlib's own format (RFC 1950).
 _ZLIB = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 ENCODINGS = ",".join((IDENTITY, *_ZLIB))
 

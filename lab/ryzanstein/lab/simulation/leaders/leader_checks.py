@@ -98,7 +98,7 @@ class LeaderChecks:
         if self.spares_nodes and failed:
             self._checks.violated(BrokenPromise.SPARED, f"answers ended otherwise: {failed}")
 
-    # What nodes are told.
+    # Instructions to nodes.
 
     def _watch(self, process: Process, deployed: DeployedModels) -> None:
         name, follow, change = process.name.partition(".")[0], deployed.follow, deployed._change

@@ -23,6 +23,7 @@ from ryzanstein.v1 import text_pb2 as pb
 from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.v1.embedding_pb2_grpc import EmbeddingServiceStub
 from ryzanstein.v1.text_pb2_grpc import TextServiceStub
+from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.embeddings import embed_to_wire, embedded_from_wire
 from ryzanstein.wire.requests import conversation_to_wire, message_to_wire, template_to_wire
 
@@ -97,7 +98,11 @@ async def count_prompt_tokens(links: Roster, model: str, prompt: Prompt) -> int:
     link = links.least_loaded(model)
     if link is None:
         raise errors.no_nodes(model, "the prompt's tokens cannot be counted")
-    return await link.count_tokens(request, TIMEOUT_S)
+    try:
+        response = await WorkerServiceStub(link.channel).CountPromptTokens(request, timeout=TIMEOUT_S)
+    except grpc.aio.AioRpcError as failure:
+        raise error_from_rpc(failure) from None
+    return int(response.tokens)
 
 
 class Tokenized(NamedTuple):

@@ -37,9 +37,7 @@ from ryzanstein.router.nodes.links.phi_detector import (
 )
 from ryzanstein.router.nodes.links.suspicion import SuspicionLevel, SuspicionWatch
 from ryzanstein.rpc.client import PLAIN, Dialer
-from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.v1.worker_pb2_grpc import WorkerServiceStub
 from ryzanstein.wire.attempts import submit_now
 from ryzanstein.wire.membership import beat_from_wire
 
@@ -239,16 +237,6 @@ class NodeLink:
         if self._connection is None:
             raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
         return self._connection.channel
-
-    async def count_tokens(self, request: worker.CountPromptTokensRequest, timeout_s: float) -> int:
-        """Returns the node's token count of a prompt. Raises the node's own error."""
-        if self._connection is None:
-            raise errors.unavailable("LINK_DOWN", f"no link to node {self.node_id}")
-        try:
-            response = await WorkerServiceStub(self._connection.channel).CountPromptTokens(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as failure:
-            raise error_from_rpc(failure) from None
-        return int(response.tokens)
 
     async def run(self) -> None:
         """Connects and reconnects until the node has departed. Cancelling it closes the link."""
