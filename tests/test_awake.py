@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ryzanstein.process.awake import PAUSE_S, TICK_S, AwakeClock
+from ryzanstein.process.awake import PAUSE_S, TICK_S, AwakeClock, AwakeQueue
 
 
 @pytest.fixture
@@ -118,3 +118,49 @@ async def test_an_answer_that_never_comes_is_out_of_time_and_no_longer_waited_fo
     with pytest.raises(TimeoutError):
         await clock.within(0.1, silent)
     assert silent.cancelled()
+
+
+async def test_names_fall_due_in_order_and_not_early(clock: AwakeClock) -> None:
+    due: list[tuple[str, float]] = []
+    began = clock.now()
+    queue = AwakeQueue(clock, lambda name: due.append((name, clock.now() - began)))
+    for number in range(10):
+        queue.add(f"{number}", began + 0.1 + 0.02 * number)
+    queue.discard("3")
+    queue.add("4", began + 0.4)
+    async with asyncio.timeout(10):
+        while len(due) < 9:  # noqa: ASYNC110 - it calls, and wakes nobody
+            await asyncio.sleep(0.01)
+    assert [name for name, _ in due] == ["0", "1", "2", "5", "6", "7", "8", "9", "4"]
+    assert all(at >= 0.1 + 0.02 * int(name) for name, at in due if name != "4")
+    assert due[-1][1] >= 0.4
+    assert not queue
+
+
+async def test_a_name_that_fails_does_not_hold_up_the_others(clock: AwakeClock) -> None:
+    due, failed = [], []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))
+
+    def run_into(name: str) -> None:
+        due.append(name)
+        if name == "first":
+            queue.discard("second")
+            raise ZeroDivisionError
+
+    queue = AwakeQueue(clock, run_into)
+    for name in ("first", "second", "third"):
+        queue.add(name, clock.now())
+    async with asyncio.timeout(10):
+        while len(due) < 2:  # noqa: ASYNC110 - it calls, and wakes nobody
+            await asyncio.sleep(0.01)
+    assert due == ["first", "third"]
+    assert [type(each) for each in failed] == [ZeroDivisionError]
+
+
+async def test_a_closed_queue_calls_nobody(clock: AwakeClock) -> None:
+    due: list[str] = []
+    queue = AwakeQueue(clock, due.append)
+    queue.add("late", clock.now() + 0.05)
+    queue.close()
+    await asyncio.sleep(0.2)
+    assert not due

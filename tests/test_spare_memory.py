@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
-from ryzanstein.process.spare_memory import LEAST_BYTES, SpareMemory
+import pytest
+
+from ryzanstein.process.spare_memory import LEAST_BYTES, QUICK_BLOCKS, CalmCollector, SpareMemory
 
 PEAK = """
 from ryzanstein.process.spare_memory import resident_bytes, trim
@@ -68,3 +71,46 @@ def test_it_is_given_back_when_it_has_grown_and_grows_no_more() -> None:
     assert [spare.look() for _ in range(4)] == [False, False, False, True]
     spare.trimmed()
     assert not spare.look(), "what is left is in use"
+
+
+COLLECTING = """
+import gc
+from ryzanstein.process.spare_memory import CalmCollector
+collector, full = CalmCollector(), []
+gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
+collector.begin()
+began = len(full)
+kept = []
+for i in range(1_000_000):
+    kept.append([i])
+print(len(full) - began, collector.look())
+kept.clear()
+for i in range(30_000):
+    each = []
+    each.append(each)
+    kept.append(each)
+gc.collect(1)
+kept.clear()
+print(collector.look())
+gc.collect()
+collector.collected()
+print(collector.look())
+"""
+
+
+def test_many_objects_that_are_in_use_are_not_looked_at_and_cycles_are_once_there_are_few() -> None:
+    command = [sys.executable, "-P", "-c", COLLECTING]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert found.splitlines() == ["0 False", "True", "False"]
+
+
+def test_memory_that_grows_without_end_is_collected_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, now = 100, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    collector = CalmCollector(iter([0, *[5 * QUICK_BLOCKS] * 9]).__next__, lambda: size)
+    size, now = 100 + 600 * 2**20, 10.0
+    assert not collector.look()
+    now = 3601.0
+    assert collector.look()
+    collector.collected()
+    assert not collector.look()

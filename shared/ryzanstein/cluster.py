@@ -87,7 +87,7 @@ class Numerics:
 
     def completed(self, later: Numerics) -> Numerics:
         """Returns these with what a later report adds; as they are if it is of something else."""
-        if self.differs(later):
+        if later is self or self.num_known == 2 or self.differs(later):
             return self
         return Numerics(self.computed or later.computed, self.weights or later.weights)
 
@@ -144,7 +144,8 @@ class TokenOrigin:
 
     def completed(self, later: TokenOrigin) -> TokenOrigin:
         """Returns this with what a later report of the same node says of its numerics."""
-        return TokenOrigin(self.numerics.completed(later.numerics), self.exact)
+        numerics = self.numerics.completed(later.numerics)
+        return self if numerics is self.numerics else TokenOrigin(numerics, self.exact)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ if __name__ == "__main__":
     begin(ranks=False)
 
 import asyncio
-import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -29,7 +28,7 @@ from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.process.allotment import may_open
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
-from ryzanstein.process.spare_memory import SpareMemory
+from ryzanstein.process.spare_memory import CalmCollector, SpareMemory
 from ryzanstein.router.assembly import MAX_RPC_CONNECTIONS, Router, assembled, grpc_face, let_find, peer_face
 from ryzanstein.router.config import RouterSettings
 from ryzanstein.router.faces.http.app import create_app
@@ -215,29 +214,17 @@ async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
         await router.links.changed(timeout_s=5.0)
 
 
-def _calm_collector() -> None:
-    """Reduces the cost of garbage collection.
-
-    Objects that live as long as the process are frozen and never scanned again; the rest is scanned
-    less often. At the default, every 700 new objects, a loaded router spends 3 % of its time in the
-    collector. Every call of gRPC leaves a cycle of ten objects: what waits for a collection is half a
-    megabyte. With 20,000 objects it was 2.4 MB, for ten minutes at five calls a second, and the heap
-    grew around it.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(4_000, 20, 20)
-
-
 def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(RouterSettings)
-    _calm_collector()
-    return _run(settings) if settings.processes == 1 else run_processes(settings, _run)
+    collector = CalmCollector()
+    collector.begin()
+    run = partial(_run, collector)
+    return run(settings) if settings.processes == 1 else run_processes(settings, run)
 
 
-def _run(settings: RouterSettings, heart: Heart | None = None) -> int:
-    SpareMemory().start()
+def _run(collector: CalmCollector, settings: RouterSettings, heart: Heart | None = None) -> int:
+    SpareMemory().start(collector)
     bound = {} if heart is None else {"process": str(heart.number)}
     serving = serve if heart is None else partial(serve, heart=heart)
     return run_service("router", settings, serving, (OSError, RyzansteinError), **bound)

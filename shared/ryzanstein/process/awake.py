@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import Any, TypeVar
 
 TICK_S = 0.05
@@ -165,3 +166,55 @@ class AwakeTimer:
             self._arm()
         else:
             self._callback()
+
+
+class AwakeQueue:
+    """Names that each fall due at a time of an AwakeClock, with one timer for all of them.
+
+    Times never decrease from one `add` to the next: a queue is for waits of one length. A name is due at its time
+    or up to a tick later, so that those of one moment share a timer.
+    """
+
+    def __init__(self, clock: AwakeClock, due: Callable[[str], object]) -> None:
+        self._clock = clock
+        self._due = due
+        self._when: dict[str, float] = {}
+        self._timer: AwakeTimer | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._when
+
+    def __len__(self) -> int:
+        return len(self._when)
+
+    def add(self, name: str, when: float) -> None:
+        """Calls `due` with the name at a time of the clock, instead of at one given before."""
+        self._when.pop(name, None)
+        self._when[name] = when
+        if self._timer is None:
+            self._arm(when)
+
+    def discard(self, name: str) -> None:
+        """Forgets a name, if it is there. The timer stays: most names go before their time."""
+        self._when.pop(name, None)
+
+    def close(self) -> None:
+        self._when.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, when: float) -> None:
+        self._timer = self._clock.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        now = self._clock.now()
+        try:
+            for name in list(takewhile(lambda name: self._when[name] <= now, self._when)):
+                # One that was due may have been discarded, or added again, by the one before.
+                if self._when.get(name, now + TICK_S) <= now:
+                    del self._when[name]
+                    self._due(name)
+        finally:
+            self._timer = None
+            if self._when:
+                self._arm(max(next(iter(self._when.values())), now + TICK_S))

@@ -1,5 +1,7 @@
 """Keeps a process's memory near what it uses: few arenas, and back to the system what a peak of work has left behind.
 
+A full garbage collection stops the process for about a microsecond for each object: it is not left to chance.
+
 glibc keeps what was freed between what is still in use. A router that held hundreds of large
 prompts for a minute would show their size for ever, and count as full where a limit applies. It also
 gives each thread an arena of its own, up to eight for each core, and each keeps what it was once
@@ -11,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +21,12 @@ from pathlib import Path
 
 LOOK_S = 10.0
 LEAST_BYTES = 32 * 2**20
+QUICK_BLOCKS = 100_000
+"""Blocks of memory in which a full collection takes at most 0.1 s."""
+_GROWN_BLOCKS = 20_000
+_LEAK_BYTES = 512 * 2**20
+_LEAK_S = 3600.0
+_NEVER = 2**30
 _STATM = Path("/proc/self/statm")
 _ARENAS = 2
 _M_ARENA_MAX = -8  # of malloc.h
@@ -38,10 +47,54 @@ def limit_arenas() -> None:
 
 
 def trim() -> None:
-    """Gives back what is free, also in cycles. An allocator other than glibc's keeps it."""
+    """Gives back what is free, also in cycles."""
     gc.collect()
-    if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        give_back(0)
+    give_back()
+
+
+def give_back() -> None:
+    """Gives back what is free. An allocator other than glibc's keeps it."""
+    if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        malloc_trim(0)
+
+
+class CalmCollector:
+    """Decides when a process that must stay on time collects garbage from all of its memory.
+
+    The interpreter does so when a quarter of the objects is new: in a router that holds 35,000 answers for clients that
+    may come back, it stopped for 1.6 s. Nearly all of these objects die without the collector. What is in cycles and
+    outlived the two younger generations waits here until memory is small, or has grown as by a leak, once an hour.
+    """
+
+    def __init__(
+        self, blocks: Callable[[], int] = sys.getallocatedblocks, resident: Callable[[], int] = resident_bytes
+    ) -> None:
+        self._blocks, self._resident = blocks, resident
+        self._own_blocks = self._collected_blocks = blocks()
+        self._collected_bytes, self._collected_at = resident(), time.monotonic()
+
+    def begin(self) -> None:
+        """Never looks at what is there now again, and seldom at the rest.
+
+        At the default, every 700 new objects, a loaded router spends 3 % of its time in the collector. Every call of
+        the gRPC library leaves a cycle of ten objects: what waits for a collection is a megabyte.
+        """
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, _NEVER)
+        self.collected()
+
+    def look(self) -> bool:
+        """Returns whether to collect now. Call `collected` when that is done."""
+        blocks = self._blocks()
+        if blocks - self._own_blocks <= QUICK_BLOCKS:
+            return blocks - self._collected_blocks >= _GROWN_BLOCKS
+        long_ago = time.monotonic() - self._collected_at >= _LEAK_S
+        return long_ago and self._resident() - self._collected_bytes >= _LEAK_BYTES
+
+    def collected(self) -> None:
+        self._collected_blocks, self._collected_bytes = self._blocks(), self._resident()
+        self._collected_at = time.monotonic()
 
 
 class SpareMemory:
@@ -60,13 +113,16 @@ class SpareMemory:
     def trimmed(self) -> None:
         self._least = self._last = self._resident()
 
-    def start(self) -> None:
+    def start(self, collector: CalmCollector) -> None:
         """Looks in a thread of its own as long as the process lives."""
-        threading.Thread(target=self._run, name="spare-memory", daemon=True).start()
+        threading.Thread(target=self._run, args=(collector,), name="spare-memory", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, collector: CalmCollector) -> None:
         while True:
             time.sleep(LOOK_S)
+            if collector.look():
+                gc.collect()
+                collector.collected()
             if self.look():
-                trim()
+                give_back()
                 self.trimmed()

@@ -71,14 +71,14 @@ class HeldPrompt:
     """
 
     def __init__(self, admission: Admission, tenant: str, num_bytes: int) -> None:
-        self._admission, self._tenant, self._num_bytes = admission, tenant, num_bytes
+        self._admission, self._tenant, self.num_bytes = admission, tenant, num_bytes
 
     def grow_to(self, prompt: Prompt) -> None:
         """Holds what came to the prompt: the messages of its session. Raises QUEUE_FULL as `Admission.hold` does."""
-        self._num_bytes += self._admission.take(self._tenant, num_bytes_of(prompt) - self._num_bytes, own=self._num_bytes)
+        self.num_bytes += self._admission.take(self._tenant, num_bytes_of(prompt) - self.num_bytes, own=self.num_bytes)
 
     def release(self) -> None:
-        num_bytes, self._num_bytes = self._num_bytes, 0
+        num_bytes, self.num_bytes = self.num_bytes, 0
         self._admission.release(self._tenant, num_bytes)
 
 

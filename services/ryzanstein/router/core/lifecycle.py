@@ -350,7 +350,7 @@ class Lifecycle:
         else:
             self._recorder.ended(generation)
             if error is None or not may_go_on(error):
-                generation.drop_prompt()
+                generation.shrink()
         self.retained.measures.ended(generation, outcome)
 
     def _has_paused(self, generation: Generation, turn: Turn | None) -> None:
@@ -410,7 +410,7 @@ class Lifecycle:
     def _forgotten(self, generation: Generation) -> None:
         self._keys.free(generation.generation_id)
         self._recorder.forgotten(generation)
-        generation.on_prompt_dropped()
+        generation.held_prompt.release()
 
     def _stop(self, generation: Generation, why: _Stop) -> None:
         run = self._running.get(generation)

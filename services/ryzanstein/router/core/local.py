@@ -187,7 +187,7 @@ class LocalCore:
         generation = Generation(generation_id, request, self._generations, record.epoch)
         # Its readers at the other router were sent its end.
         generation.new_messages, generation.was_read = spoken, True
-        generation.on_prompt_dropped = self._admission.hold_anyway(request.tenant, request.prompt).release
+        generation.held_prompt = self._admission.hold_anyway(request.tenant, request.prompt)
         self._generations.add(generation)
         settled = restore(generation, record.batches)
         self._meter(generation)
@@ -270,7 +270,7 @@ class LocalCore:
                 entry.place.leave()
                 entry.held.release()
                 raise
-            generation.on_prompt_dropped = entry.held.release
+            generation.held_prompt = entry.held
         except BaseException as error:
             if isinstance(error, RyzansteinError):
                 self._telemetry.tenants.ended(request.tenant, "refused")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -22,10 +22,11 @@ from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.generation.tokens import Finished, FinishReason, PromptScores, PromptToken, Started, Usage
 from ryzanstein.replies.format import reply_format
 from ryzanstein.replies.reader import read_aside
-from ryzanstein.router.generations.meter import Meter, Unmetered
+from ryzanstein.router.generations.meter import UNMETERED, Meter
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
+_SMALL_PROMPT_BYTES = 1024
 STAGES = ("admission", "session", "choose", "accept", "first_token")
 
 
@@ -109,6 +110,24 @@ class RunningAttempt(Protocol):
         ...
 
 
+class HeldMemory(Protocol):
+    """Memory that a generation holds until `release`, which may be called again."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def release(self) -> None: ...
+
+
+class _NothingHeld:
+    num_bytes = 0
+
+    def release(self) -> None: ...
+
+
+_NOTHING_HELD, _NO_PROMPT = _NothingHeld(), TextPrompt("")
+
+
 class GenerationObserver(Protocol):
     """Receives the events of a generation other than its tokens. Must not block."""
 
@@ -148,9 +167,9 @@ class Generation:
         """How many tokens of the first choice readers were sent, here or at an earlier router."""
         self.abandoned = False
         """Its re-attach window is over: it can be read until it has ended."""
-        self.on_prompt_dropped: Callable[[], None] = lambda: None
-        """Releases the memory of the prompt, at the latest when the generation is forgotten."""
-        self.meter: Meter = Unmetered()
+        self.held_prompt: HeldMemory = _NOTHING_HELD
+        """The memory of the prompt. It is released at the latest when the generation is forgotten."""
+        self.meter: Meter = UNMETERED
         self.log = TokenLog(request.sampling.n)
         self.attempts: Collection[RunningAttempt] = ()
         """The attempts that run now, the oldest first."""
@@ -188,10 +207,13 @@ class Generation:
         """Whether it runs no more, or not until it is resumed."""
         return self.state is not GenerationState.RUNNING
 
-    def drop_prompt(self) -> None:
-        """Drops what only an unfinished generation needs."""
-        self.request, self.new_messages = replace(self.request, prompt=TextPrompt("")), ()
-        self.on_prompt_dropped()
+    def shrink(self) -> None:
+        """Drops what only an unfinished generation needs: a router may retain tens of thousands that have ended."""
+        if self.held_prompt.num_bytes > _SMALL_PROMPT_BYTES:
+            self.request = replace(self.request, prompt=_NO_PROMPT)
+        self.held_prompt.release()
+        self.held_prompt, self.meter, self.new_messages, self.attempts = _NOTHING_HELD, UNMETERED, (), ()
+        self.log.pack()
 
     def start(self, node_id: str, prompt_tokens: int, reply: ReplyStyle | None = None, omitted: int = 0) -> None:
         """Records that a node accepted the generation, with so much of its prompt. Only the first call counts."""

@@ -47,3 +47,6 @@ class Unmetered:
     def resume(self) -> None: ...
 
     def leave(self) -> None: ...
+
+
+UNMETERED = Unmetered()

@@ -16,11 +16,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from ryzanstein import errors
-from ryzanstein.process.awake import AwakeClock, AwakeTimer
+from ryzanstein.process.awake import AwakeClock, AwakeQueue
 from ryzanstein.router.generations.generation import Generation
 from ryzanstein.router.generations.measures import GenerationMeasures
 from ryzanstein.router.telemetry import RouterTelemetry
@@ -100,7 +99,9 @@ class RetainedGenerations:
         self._by_id: dict[str, Generation] = {}
         self._retained: dict[str, int] = {}
         self._retained_tokens = 0
-        self._timers: dict[str, AwakeTimer] = {}
+        self._unread = AwakeQueue(awake, self._grace_over)
+        self._expiring = AwakeQueue(awake, self._expire)
+        self._expiring_after_grace = AwakeQueue(awake, self._expire)
         self._waiting: Counter[str] = Counter()
 
     def waiting(self, model: str) -> int:
@@ -129,24 +130,28 @@ class RetainedGenerations:
         """Restarts or stops a generation's timer, because a reader came or left."""
         if generation.generation_id not in self._by_id:
             return
-        if (timer := self._timers.pop(generation.generation_id, None)) is not None:
-            timer.cancel()
+        self._stop_waiting(generation.generation_id)
         if generation.num_readers or (generation.request.detached and not generation.settled):
             return
         # While this router is paused no client can come back to it.
-        now = self._awake.now()
-        ends_at = now + self._window.reattach_s
-        if generation.settled or self._window.grace_s >= self._window.reattach_s:
-            self._at(ends_at, generation, self._expire)
+        now, window = self._awake.now(), self._window
+        if generation.settled or window.grace_s >= window.reattach_s:
+            self._expiring.add(generation.generation_id, now + window.reattach_s)
         else:
-            self._at(now + self._window.grace_s, generation, partial(self._grace_over, ends_at))
+            self._unread.add(generation.generation_id, now + window.grace_s)
 
-    def _at(self, when: float, generation: Generation, what: Callable[[Generation], None]) -> None:
-        self._timers[generation.generation_id] = self._awake.call_at(when, what, generation)
+    def _grace_over(self, generation_id: str) -> None:
+        left_s = self._window.reattach_s - self._window.grace_s
+        self._expiring_after_grace.add(generation_id, self._awake.now() + left_s)
+        self._pause(self._by_id[generation_id])
 
-    def _grace_over(self, ends_at: float, generation: Generation) -> None:
-        self._at(ends_at, generation, self._expire)
-        self._pause(generation)
+    def _waits(self, generation_id: str) -> bool:
+        return generation_id in self._unread or generation_id in self._expiring or generation_id in self._expiring_after_grace
+
+    def _stop_waiting(self, generation_id: str) -> None:
+        self._unread.discard(generation_id)
+        self._expiring.discard(generation_id)
+        self._expiring_after_grace.discard(generation_id)
 
     def has_news(self, readers: Collection[asyncio.Event]) -> None:
         self._wakeups.add(readers)
@@ -175,7 +180,7 @@ class RetainedGenerations:
             return
         self._retained[generation.generation_id] = 1 + generation.log.num_tokens
         self._retained_tokens += 1 + generation.log.num_tokens
-        if generation.generation_id not in self._timers:
+        if not self._waits(generation.generation_id):
             self.readers_changed(generation)
         while self._retained_tokens > self._window.max_retained_tokens:
             self._telemetry.evicted.inc()
@@ -199,21 +204,19 @@ class RetainedGenerations:
             self._telemetry.retained.set(len(self._retained))
 
     def close(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for queue in (self._unread, self._expiring, self._expiring_after_grace):
+            queue.close()
 
-    def _expire(self, generation: Generation) -> None:
+    def _expire(self, generation_id: str) -> None:
+        generation = self._by_id[generation_id]
         if generation.settled and not generation.paused:
             self.drop(generation)
             return
-        del self._timers[generation.generation_id]
         self._telemetry.unread.abandoned.inc()
         self._abandon(generation)
 
     def _forget(self, generation_id: str) -> None:
         generation = self._by_id.pop(generation_id)
         self._retained_tokens -= self._retained.pop(generation_id, 0)
-        if (timer := self._timers.pop(generation_id, None)) is not None:
-            timer.cancel()
+        self._stop_waiting(generation_id)
         self._on_forgotten(generation)

@@ -7,11 +7,15 @@ an index that skips one is the node's fault. Knows no node protocol and no reade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from typing import overload
 
 from ryzanstein.generation.request import ChoiceProgress
 from ryzanstein.generation.tokens import FinishReason, NodeMove, Token
+
+_NOBODY: frozenset[int] = frozenset()
 
 
 class AppendResult(IntEnum):
@@ -26,23 +30,56 @@ class GapError(Exception):
     """An attempt skipped an index: it can no longer be trusted."""
 
 
+class PackedTokens(Sequence[Token]):
+    """Tokens without log probabilities, as two flat rows: a garbage collection looks at no token of an ended answer."""
+
+    __slots__ = ("_ids", "_texts")
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._ids = array("I", [token.token_id for token in tokens])
+        self._texts = tuple([token.text for token in tokens])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[Token]:
+        return map(Token, self._ids, self._texts)
+
+    @overload
+    def __getitem__(self, index: int) -> Token: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Token]: ...
+
+    def __getitem__(self, index: int | slice) -> Token | list[Token]:
+        if isinstance(index, slice):
+            return list(map(Token, self._ids[index], self._texts[index]))
+        return Token(self._ids[index], self._texts[index])
+
+
 class ChoiceLog:
     """One choice's tokens, which node generated them from which index, and how it came there."""
 
-    __slots__ = ("moves", "nodes", "reason", "tokens")
+    __slots__ = ("_written", "moves", "nodes", "reason", "tokens")
 
     def __init__(self) -> None:
-        self.tokens: list[Token] = []
+        self._written: list[Token] = []
+        self.tokens: Sequence[Token] = self._written
         self.nodes: list[tuple[int, str]] = []
         self.moves: dict[int, NodeMove] = {}
         self.reason: FinishReason | None = None
 
     def append(self, token: Token, node_id: str) -> None:
         if not self.nodes or self.nodes[-1][1] != node_id:
-            self.nodes.append((len(self.tokens), node_id))
-        self.tokens.append(token)
+            self.nodes.append((len(self._written), node_id))
+        self._written.append(token)
 
-    def runs(self, first: int, most: int) -> Sequence[tuple[int, list[Token], str]]:
+    def pack(self) -> None:
+        """Makes the tokens small. None can be appended any more."""
+        if not any(token.logprobs for token in self._written):
+            self.tokens, self._written = PackedTokens(self._written), []
+
+    def runs(self, first: int, most: int) -> Sequence[tuple[int, Sequence[Token], str]]:
         """Returns the tokens from `first` as (first index, tokens, node id).
 
         Each run has tokens of one node, and at most `most` of them.
@@ -69,7 +106,7 @@ class TokenLog:
     def __init__(self, num_choices: int) -> None:
         self.choices = [ChoiceLog() for _ in range(num_choices)]
         self.num_tokens = 0
-        self._live: frozenset[int] = frozenset()
+        self._live = _NOBODY
         self._unfinished = num_choices
 
     @property
@@ -100,11 +137,11 @@ class TokenLog:
 
     def fence(self, attempt: int) -> None:
         """Drops everything that still arrives from the attempt."""
-        self._live -= {attempt}
+        self._live = (self._live - {attempt}) or _NOBODY
 
     def fence_all(self) -> None:
         """Drops everything that still arrives, until another attempt is admitted."""
-        self._live = frozenset()
+        self._live = _NOBODY
 
     def append(self, attempt: int, choice: int, index: int, token: Token, node_id: str) -> AppendResult:
         """Appends a token if it is the next of its choice.
@@ -175,6 +212,11 @@ class TokenLog:
             return False
         self._end(row, reason)
         return True
+
+    def pack(self) -> None:
+        """Makes the tokens of a log small that is complete for good."""
+        for choice in self.choices:
+            choice.pack()
 
     def _win(self, attempt: int) -> None:
         if len(self._live) > 1:
