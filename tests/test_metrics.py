@@ -8,11 +8,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ryzanstein.observe import metrics
-from ryzanstein.observe.labelled import LabelledCounter
+from ryzanstein.observe.labelled import LabelledCounter, LabelledGauge, LabelledHistogram
 from ryzanstein.observe.metrics import MetricsServer, new_registry
 
 
@@ -108,3 +108,24 @@ def test_series_that_are_found_quickly_are_those_of_the_library() -> None:
     quick.clear()
     quick.labels("b", "1").inc(7)
     assert registry.get_sample_value("quick_total", {"node": "b", "cause": "1"}) == 7.0
+
+
+def test_a_labelled_metric_counts_as_the_library_does() -> None:
+    texts = []
+    for histogram, counter, gauge in ((Histogram, Counter, Gauge), (LabelledHistogram, LabelledCounter, LabelledGauge)):
+        registry = CollectorRegistry()
+        times = histogram("times", "Times", ["model"], registry=registry, buckets=(0.1, 1.0, 5.0))
+        for value in (0.05, 0.1, 0.5, 1.0, 4.0, 5.0, 6.0):
+            times.labels("a").observe(value)
+        times.labels("a").observe(0.2, {"trace_id": "abc"})
+        events = counter("events", "Events", ["model"], registry=registry)
+        events.labels("a").inc()
+        events.labels("a").inc(2.5)
+        with pytest.raises(ValueError, match="non-negative"):
+            events.labels("a").inc(-1)
+        level = gauge("level", "Level", ["model"], registry=registry)
+        level.labels("a").inc(3)
+        level.labels("a").dec()
+        texts.append([line for line in generate_latest(registry).decode().splitlines() if "_created" not in line])
+    assert texts[0] == texts[1]
+    assert 'times_bucket{le="1.0",model="a"} 5.0' in texts[1]
