@@ -6,7 +6,6 @@ It admits a request, gives it its turn in a session, runs it, and keeps it reada
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from ryzanstein.generation.prompts import ChatPrompt, Message, Prompt, TokenProm
 from ryzanstein.generation.request import AdapterRef, GenerationRequest
 from ryzanstein.generation.tokens import GenerationEvent
 from ryzanstein.observe.requests import FoundRequest, RequestStage
+from ryzanstein.request_id import random_id, random_seed
 from ryzanstein.router.access.limits.hold import Hold
 from ryzanstein.router.core.admission import Admission, Arrivals, HeldPrompt, Place, estimated_tokens
 from ryzanstein.router.core.any_node import AnyNode, filled
@@ -90,7 +90,7 @@ class LocalCore:
         request.sampling.validate()
         self._allowance.check_max_tokens(request.tenant, request.sampling.max_tokens)
         self._admission.check_size(request.prompt)
-        generation_id = secrets.token_hex(16)
+        generation_id = random_id()
         with self._arrivals.during(RequestStage.ADMITTING, generation_id, request.request_id, request.model):
             return await self._submitted(generation_id, request, resumable)
 
@@ -235,7 +235,7 @@ class LocalCore:
             self._admission.check_size(given, f"inputs[{i}].")
         deadline = clock.unix_s() + self._policy.deadline_s if request.deadline is None else request.deadline
         request = replace(request, model=self._embedding_model(request.model), deadline=deadline)
-        place, number = self._admission.enter(request.tenant), secrets.token_hex(16)
+        place, number = self._admission.enter(request.tenant), random_id()
         try:
             with self._arrivals.during(RequestStage.EMBEDDING, number, request.request_id, request.model):
                 return await self._embedded(number, request)
@@ -347,7 +347,7 @@ class LocalCore:
         """Returns the request with all that a client may omit: the model, its own sampling values, a seed, a deadline."""
         sampling, (model, adapter) = request.sampling, self._named(request.model)
         defaults = self._links.sampling_defaults(model)
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seed = sampling.seed if sampling.seed is not None else random_seed()
         return replace(
             request,
             model=model,

@@ -6,7 +6,6 @@ Request id, trace context, deadline, and what a disconnect means.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.prompts import TENANT_ID, valid_tenant
 from ryzanstein.generation.request import GenerationRequest
 from ryzanstein.observe.tracing import Tracing, traceparent
+from ryzanstein.request_id import random_id
 from ryzanstein.router.core.peers import OWNER, WHOLE
 from ryzanstein.router.faces.disconnect import OnDisconnect, on_disconnect
 from ryzanstein.router.faces.origin import RequestOrigin
@@ -96,7 +96,7 @@ class Calls:
         with self._measured(method, context) as (metadata, parent):
             remaining_s = context.time_remaining()
             deadline = None if remaining_s is None else clock.unix_s() + remaining_s
-            request_id = str(get_contextvars().get("request_id") or secrets.token_hex(16))
+            request_id = str(get_contextvars().get("request_id") or random_id())
             who = caller()
             try:
                 yield RpcCall(RequestOrigin(who, request_id), parent, deadline, on_disconnect(metadata))
