@@ -45,20 +45,22 @@ class _Stop(IntEnum):
 
     PAUSED = 1
     UNREAD = 2
-    CANCELLED = 3
-    REFUSED = 4
-    MOVED = 5
+    OVERDUE = 3
+    CANCELLED = 4
+    REFUSED = 5
+    MOVED = 6
 
 
 @dataclass(slots=True)
 class _Run:
-    """A run of a generation: its task, the turn that it stores, and why it is stopped, if it is.
+    """A run of a generation: its task, the turn that it stores, what stops it at its deadline, and why it is stopped.
 
     `refusal` is the error of one that is stopped because its key has ended.
     """
 
     task: asyncio.Task[RyzansteinError | None]
     turn: Turn | None
+    deadline: asyncio.TimerHandle
     stop: _Stop | None = None
     refusal: RyzansteinError | None = None
 
@@ -256,7 +258,9 @@ class Lifecycle:
         if (context := traceparent(span, request.traceparent)) != request.traceparent:
             generation.request = replace(request, traceparent=context)
         task = self._telemetry.background.once("generation", life)
-        self._running[generation] = _Run(task, turn)
+        left_s = (request.deadline or 0.0) - clock.unix_s()
+        deadline = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._overdue, generation)
+        self._running[generation] = _Run(task, turn, deadline)
 
         def ended(task: asyncio.Task[RyzansteinError | None]) -> None:
             place.leave()
@@ -273,12 +277,7 @@ class Lifecycle:
         request = generation.request
         bind_contextvars(request_id=request.request_id, generation_id=generation.generation_id)  # of this task
         try:
-            async with asyncio.timeout((request.deadline or 0.0) - clock.unix_s()):
-                await self._runner(generation).run()
-        except TimeoutError:
-            # The last token may arrive in the same loop iteration as the deadline.
-            if not generation.log.complete:
-                return errors.deadline_exceeded()
+            await self._runner(generation).run()
         except RyzansteinError as error:
             return error
         except Exception:
@@ -317,6 +316,7 @@ class Lifecycle:
     def _wind_up(self, generation: Generation) -> None:
         """Finishes a generation however it ended, even if cancelled before its first step."""
         run = self._running.pop(generation)
+        run.deadline.cancel()
         task, turn, why = run.task, run.turn, run.stop
         if task.cancelled() and why is _Stop.PAUSED:
             self._has_paused(generation, turn)
@@ -373,6 +373,10 @@ class Lifecycle:
         if not generation.log.complete:
             self._stop(generation, _Stop.PAUSED)
 
+    def _overdue(self, generation: Generation) -> None:
+        if not generation.log.complete:
+            self._stop(generation, _Stop.OVERDUE)
+
     def _abandon(self, generation: Generation) -> None:
         """Ends a generation that no reader came back to. It is dropped when it has ended."""
         generation.abandoned = True
@@ -402,6 +406,9 @@ class Lifecycle:
             return moved(generation.generation_id), "moved"
         if run.stop is _Stop.REFUSED:
             return run.refusal, _REVOKED
+        if run.stop is _Stop.OVERDUE:
+            overdue = errors.deadline_exceeded()
+            return overdue, overdue.code.name.lower()
         if task.cancelled():
             return None, "cancelled"
         error = errors.internal(f"internal error, generation {generation.generation_id}") if task.exception() else task.result()
