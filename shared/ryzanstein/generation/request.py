@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 from ryzanstein import errors
 from ryzanstein.constraints import Constraint
@@ -102,6 +103,8 @@ class SamplingDefaults:
 
     def without(self, names: Collection[str]) -> SamplingDefaults:
         """Returns the values of the other parameters."""
+        if not names:
+            return self
         return SamplingDefaults(**{name: value for name, value in self.given.items() if name not in names})  # type: ignore[arg-type]
 
 
@@ -161,8 +164,7 @@ class SamplingParams:
 
     def validate(self) -> None:
         """Raises INVALID_ARGUMENT, which names the first field out of its bounds."""
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
+        for (name, low, high), value in zip(_RANGES, _ranged(self), strict=True):
             if value is not None and not low <= value <= high:
                 raise errors.invalid(f"sampling.{name}", f"must be in [{low}, {high}]", value)
         for name in _POSITIVE:
@@ -178,9 +180,13 @@ class SamplingParams:
     @property
     def is_extended(self) -> bool:
         """Whether it has a parameter that only nodes with the feature `EXTENDED` know."""
-        return any(getattr(self, name) != getattr(_DEFAULTS, name) for name in EXTENDED_PARAMS)
+        return bool(_extended(self) != _NOT_EXTENDED)
 
     def _validate_lists(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
+        if not any(_lists(self)):
+            return
         for name, bound in _LENGTHS:
             if len(getattr(self, name)) > bound:
                 raise errors.invalid(f"sampling.{name}", f"must have at most {bound} entries", len(getattr(self, name)))
@@ -189,8 +195,6 @@ class SamplingParams:
         for _, bias in self.logit_bias:
             if not -100 <= bias <= 100:
                 raise errors.invalid("sampling.logit_bias", "each value must be in [-100, 100]", bias)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise errors.invalid("sampling.min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
 
 
 def in_bounds(name: str, value: float) -> bool:
@@ -256,6 +260,10 @@ _LENGTHS = (
     ("bad_words", MAX_BAD_WORDS),
     ("allowed_token_ids", MAX_ALLOWED_TOKEN_IDS),
 )
+# Each reads all of its parameters in one call: a request is checked several times.
+_ranged, _lists = attrgetter(*(name for name, _, _ in _RANGES)), attrgetter(*(name for name, _ in _LENGTHS))
+_extended, _of_engines = attrgetter(*EXTENDED_PARAMS), attrgetter(*_ENGINES_PARAMS)
+_NOT_EXTENDED, _ENGINES_DEFAULTS = _extended(_DEFAULTS), _of_engines(_DEFAULTS)
 
 
 MAX_PRIORITY = 10
@@ -341,8 +349,9 @@ class GenerationRequest:
 
         The names are those of parameters that are not at their default, without `NEVER_LACKING`, and `CONSTRAINT`.
         """
-        given = self.sampling
-        names = tuple(name for name in _ENGINES_PARAMS if getattr(given, name) != getattr(_DEFAULTS, name))
+        given = _of_engines(self.sampling)
+        both = zip(_ENGINES_PARAMS, given, _ENGINES_DEFAULTS, strict=True)
+        names = () if given == _ENGINES_DEFAULTS else tuple(name for name, value, default in both if value != default)
         return (CONSTRAINT, *names) if self.is_constrained else names
 
     def lacking(self, unsupported: Mapping[str, str]) -> errors.RyzansteinError | None:

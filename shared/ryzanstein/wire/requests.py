@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ryzanstein import errors
 from ryzanstein.generation.prompts import (
@@ -55,6 +56,7 @@ _MODES_TO_WIRE = {mode: number for number, mode in _MODES.items()}
 _ROLES_TO_WIRE = {role: number for number, role in _ROLES.items()}
 _LISTS = ("stop", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "constraint")
 _OPTIONAL_PARAMS = tuple(name for name in SamplingParams.__dataclass_fields__ if name not in (*_LISTS, "unset"))
+_optional = attrgetter(*_OPTIONAL_PARAMS)
 _DEFAULTS = SamplingParams()
 
 
@@ -185,8 +187,7 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         bad_words=params.bad_words,
         allowed_token_ids=params.allowed_token_ids,
     )
-    for name in _OPTIONAL_PARAMS:
-        value = getattr(params, name)
+    for name, value in zip(_OPTIONAL_PARAMS, _optional(params), strict=True):
         if value is not None and not (name == "top_k" and value == 0) and not _unsaid(name, value):
             setattr(wire, name, value)
     if params.constraint is not None:

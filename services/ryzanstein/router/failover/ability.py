@@ -22,7 +22,8 @@ class Ability:
     @property
     def unable(self) -> frozenset[str]:
         """The nodes that cannot run the request."""
-        return self._links.lacking(self._features, self._used) | self._links.without_adapter(self._request.adapter)
+        lacking = self._links.lacking(self._features, self._used)
+        return lacking if self._request.adapter is None else lacking | self._links.without_adapter(self._request.adapter)
 
     def never(self) -> tuple[str, RyzansteinError] | None:
         """Returns why no node of the model can ever run the request, for a metric and for the client; None: one can.

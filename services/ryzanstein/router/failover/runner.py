@@ -99,7 +99,7 @@ class Runner:
         """
         if self._generation.log.complete:
             return
-        self._look()
+        self._look_in(self._patience.accept_s)
         try:
             self._start(await self._placing.first(), None)
             while not self._generation.log.complete:
@@ -136,7 +136,10 @@ class Runner:
         for run in [run for run, left in left_s.items() if left <= 0]:
             self._alarm(run)
         again_s = min((left for left in left_s.values() if left > 0), default=patience.accept_s)
-        self._looking = asyncio.get_running_loop().call_later(min(again_s, patience.accept_s), self._look)
+        self._look_in(min(again_s, patience.accept_s))
+
+    def _look_in(self, seconds: float) -> None:
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _alarm(self, run: AttemptRun) -> None:
         """Decides about an attempt that was quiet for too long: at first, another node may try beside it.

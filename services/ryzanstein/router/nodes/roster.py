@@ -166,8 +166,8 @@ class Roster:
     def lacking(self, features: frozenset[str], used: frozenset[str] = frozenset()) -> frozenset[str]:
         """Returns the nodes that would ignore one of a request's features, or whose engines do not support what it uses."""
         abilities = self._table.index.abilities
-        unable = (each for each in abilities if not (features <= each[0] and used.isdisjoint(each[1])))
-        return frozenset().union(*(abilities[each] for each in unable))
+        unable = [each for each in abilities if not (features <= each[0] and used.isdisjoint(each[1]))]
+        return frozenset().union(*(abilities[each] for each in unable)) if unable else frozenset()
 
     def without_adapter(self, adapter: AdapterRef | None) -> frozenset[str]:
         """Returns the nodes that do not have an adapter with this content; none where a request has no adapter."""

@@ -50,6 +50,8 @@ class UsageCount(NamedTuple):
 
     def beyond(self, other: UsageCount) -> UsageCount:
         """Returns what is more here than there; counts never go back."""
+        if other is NOTHING:
+            return self
         return UsageCount(
             max(0, self.requests - other.requests),
             max(0, self.prompt - other.prompt),
@@ -57,6 +59,8 @@ class UsageCount(NamedTuple):
         )
 
     def plus(self, other: UsageCount) -> UsageCount:
+        if self is NOTHING:
+            return other
         return UsageCount(self.requests + other.requests, self.prompt + other.prompt, self.generated + other.generated)
 
 
