@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 
@@ -73,6 +74,8 @@ class GenerationMeasures:
             self._telemetry.times.longest_pause.labels(model).observe(times.longest_pause_s, _exemplar(generation))
         if times.first_token_at and not generation.epoch and tokens > 1:
             self._telemetry.times.per_token.labels(model).observe((times.last_token_at - times.first_token_at) / (tokens - 1))
+        if not log.is_enabled_for(logging.INFO):
+            return
         stages = {} if generation.epoch else {f"{stage}_s": round(took_s, 6) for stage, took_s in times.stages_s().items()}
         log.info(
             "generation ended",

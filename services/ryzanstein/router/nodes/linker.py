@@ -269,7 +269,7 @@ class Linker:
             self._renew(link)
 
     def link_loaded(self, link: NodeLink) -> None:
-        self._table.reload(link.node_id)
+        self._table.took(link.node_id)
 
     def link_suspected(self, link: NodeLink, cause: str) -> None:
         self._telemetry.suspicions.labels(link.node_id, cause).inc()

@@ -95,6 +95,8 @@ class NodeTable:
     _views: dict[str, NodeView] = field(default_factory=dict)
     _tripped: set[str] = field(default_factory=set)
     """The nodes whose breakers are not closed."""
+    _stale: set[str] = field(default_factory=set)
+    """The nodes of which this router's own attempts changed since the choice was brought up to date."""
     _memory: OrderMemory = field(default_factory=OrderMemory)
     _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -123,7 +125,11 @@ class NodeTable:
 
     def reload(self, node_id: str) -> None:
         """Brings the choice up to date with a node."""
-        before, view = self._views.pop(node_id, None), self.view(node_id) if node_id in self.nodes else None
+        self._stale.discard(node_id)
+        before, view = self._views.get(node_id), self.view(node_id) if node_id in self.nodes else None
+        if view is not None and view == before and node_id not in self._tripped:
+            return
+        self._views.pop(node_id, None)
         if before is not None and (view is None or view.model != before.model):
             self._leave(before)
         self._tripped.discard(node_id)
@@ -132,6 +138,10 @@ class NodeTable:
             self._join(view)
             if self.breakers[node_id].state is not BreakerState.CLOSED:
                 self._tripped.add(node_id)
+
+    def took(self, node_id: str) -> None:
+        """Notes that a node got or ended attempts of this router. The next choice counts them."""
+        self._stale.add(node_id)
 
     def _join(self, view: NodeView) -> None:
         if view.model not in self._members:
@@ -146,6 +156,8 @@ class NodeTable:
 
     def members(self, model: str) -> Members:
         """Returns the nodes of a model at this moment, for the choice among them."""
+        while self._stale:
+            self.reload(self._stale.pop())
         # The end of a breaker's pause is no event.
         for node_id in [each for each in self._tripped if self.breakers[each].admits is not self._views[each].admits]:
             self.reload(node_id)
