@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections import deque
@@ -40,6 +41,10 @@ BEAT_S = 1.0
 # Used while attempts run. Waiting for the next beat takes up to this much of the time in which a
 # deaf node is detected.
 WORKING_BEAT_S = 0.15
+# A quiet link beats at a moment that it shares with others: a router that has a thousand wakes 16 times for
+# all of them in two seconds, and their nodes' answers come together, too.
+MOMENT_S = 0.125
+_places = itertools.count()
 
 _METHOD = "/ryzanstein.v1.WorkerService/Connect"
 _LEAST_DELAY_S = 0.001  # of the loop's timers
@@ -79,6 +84,7 @@ class Connection:
         self._half_sent: _Written | None = None
         self._beats = 0
         self._last_beat = -math.inf
+        self._place = next(_places)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -220,7 +226,7 @@ class Connection:
 
     def _beat_if_due(self, stream: ClientStream) -> bool:
         now = time.monotonic()
-        if self._pulse is None or now < self._last_beat + self._pulse.beat_interval_s:
+        if self._pulse is None or now < self._next_beat(self._pulse.beat_interval_s):
             return False
         self._beats += 1
         self._last_beat = now
@@ -228,11 +234,15 @@ class Connection:
         stream.send(worker.ConnectRequest(beat=worker.RouterBeat(sequence=self._beats)).SerializeToString())
         return True
 
+    def _next_beat(self, interval_s: float) -> float:
+        shares = interval_s > BEAT_S and self._beats > 0
+        return next_moment(self._last_beat, interval_s, self._place) if shares else self._last_beat + interval_s
+
     def _arm(self, stream: ClientStream) -> None:
         """Sets the timer to the next beat. A connection that takes nothing says when it does again."""
         if self._pulse is None or not stream.ready:
             return
-        due = self._last_beat + self._pulse.beat_interval_s
+        due = self._next_beat(self._pulse.beat_interval_s)
         if self._timer is None or due < self._timer_at:
             self._disarm()
             delay_s = max(_LEAST_DELAY_S, due - time.monotonic())
@@ -246,6 +256,12 @@ class Connection:
     def _on_timer(self) -> None:
         self._timer = None
         self._send_all()
+
+
+def next_moment(last: float, interval_s: float, place: int) -> float:
+    """Returns the first of a quiet link's moments after `last`. They are `interval_s` apart, and its place tells which."""
+    moment_s = place * MOMENT_S % interval_s
+    return math.ceil((last + MOMENT_S / 2 - moment_s) / interval_s) * interval_s + moment_s
 
 
 class NotConnectedError(Exception):
