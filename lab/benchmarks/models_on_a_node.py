@@ -2,9 +2,13 @@
 
     .venv/bin/python lab/benchmarks/models_on_a_node.py [--rounds 9] [--tokens 600] [--json]
 
-Three cases, interleaved: a node with model A alone; a node with A and B, B idle; the same node with one answer of B running
-all the time. Every rank is pinned to a core of its own, one thread each, so that B's share is the second core. The agent, the
-router's place (this program) and B's rank share that second core: what B costs A includes what its tokens cost the agent.
+Four cases, interleaved: a node with model A alone; a node with A and B, B idle; the same node with one answer of B running
+all the time; and A alone while B answers on another node, which is bound to the second core. Every rank is pinned to a core of
+its own, one thread each, so that B's share is the second core. The agent, the router's place (this program) and B's rank share
+that second core: what B costs A includes what its tokens cost the agent.
+
+In the last case the two models share nothing but the machine: its memory, its caches and the second core. So `apart` over
+`alone` is what the machine and its kernel cost, and `busy` over `apart` is what sharing a node costs.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -32,15 +37,16 @@ START_S = 90
 
 
 @asynccontextmanager
-async def node(folder: Path, name: str, *models: Path) -> AsyncIterator[str]:
-    """A node's address, when all its models are ready."""
+async def node(folder: Path, name: str, *models: Path, core: int | None = None) -> AsyncIterator[str]:
+    """A node's address, when all its models are ready. All of it is bound to `core`, if one is given."""
     first, *others = models
     flags = ["--node-id", name, "--grpc-port", "0", "--metrics-port", "0", "--host", "127.0.0.1", "--pin"]
     flags += ["--threads-per-rank", "1", "--model", str(first), "--more-models", ",".join(map(str, others))]
     log = folder / f"{name}.log"
     with log.open("wb") as out:
+        bound = [] if core is None else [shutil.which("taskset") or "/usr/bin/taskset", "--cpu-list", str(core)]
         process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
-            [sys.executable, "-P", "-m", "ryzanstein.worker", *flags], stdout=out, stderr=out
+            [*bound, sys.executable, "-P", "-m", "ryzanstein.worker", *flags], stdout=out, stderr=out
         )
     try:
         deadline = time.monotonic() + START_S
@@ -96,23 +102,35 @@ async def busy(stream: Stream, model: str) -> None:
         await stream.answer(model, 1500)
 
 
+async def beside(noisy: Stream, measured: Stream, tokens: int) -> tuple[float, float]:
+    """Measures an answer of A while B answers. The stream of B is of no use afterwards."""
+    noise = asyncio.create_task(busy(noisy, "b"))
+    await asyncio.sleep(0.3)
+    try:
+        return await measured.answer("a", tokens)
+    finally:
+        noise.cancel()
+        await asyncio.gather(noise, return_exceptions=True)
+
+
 async def measured(rounds: int, tokens: int, folder: Path, models: dict[str, Path]) -> dict[str, dict[str, float]]:
-    seen: dict[str, list[tuple[float, float]]] = {"alone": [], "idle": [], "busy": []}
+    seen: dict[str, list[tuple[float, float]]] = {"alone": [], "idle": [], "busy": [], "apart": []}
     async with AsyncExitStack() as stack:
         alone_at = await stack.enter_async_context(node(folder, "alone", models["a"]))
         both_at = await stack.enter_async_context(node(folder, "both", models["a"], models["b"]))
+        second_core = sorted(os.sched_getaffinity(0))[1]
+        other_at = await stack.enter_async_context(node(folder, "other", models["b"], core=second_core))
+        other = await stack.enter_async_context(Stream.open(other_at, ""))
         alone = await stack.enter_async_context(Stream.open(alone_at, ""))
         first = await stack.enter_async_context(Stream.open(both_at, ""))
         second = await stack.enter_async_context(Stream.open(both_at, "b"))
         for _ in range(rounds):
             seen["alone"].append(await alone.answer("a", tokens))
             seen["idle"].append(await first.answer("a", tokens))
-            noise = asyncio.create_task(busy(second, "b"))
-            await asyncio.sleep(0.3)
-            seen["busy"].append(await first.answer("a", tokens))
-            noise.cancel()
-            await asyncio.gather(noise, return_exceptions=True)
+            seen["busy"].append(await beside(second, first, tokens))
             second = await stack.enter_async_context(Stream.open(both_at, "b"))
+            seen["apart"].append(await beside(other, alone, tokens))
+            other = await stack.enter_async_context(Stream.open(other_at, ""))
     return {
         case: {
             "first_token_s": statistics.median(first for first, _ in values),
