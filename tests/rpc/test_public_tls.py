@@ -15,7 +15,7 @@ from tests.public_certificates import PublicAuthority
 from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.rpc.server import RpcServer
-from ryzanstein.rpc.tls.public_tls import public_credentials
+from ryzanstein.rpc.tls.public_tls import public_port
 
 KEYS = [
     pytest.param(ec.generate_private_key(ec.SECP256R1()), id="P-256"),
@@ -28,7 +28,7 @@ KEYS = [
 async def test_clients_reach_a_server_by_the_name_in_its_certificate_alone(tmp_path: Path, key: Any) -> None:
     files = PublicAuthority().write(tmp_path, ("localhost",), key=key)
     certificates = PublicCertificates(files.certificate, files.key, CertificateMetrics("test", CollectorRegistry()))
-    server = RpcServer("127.0.0.1", 0, [], credentials=public_credentials(certificates))
+    server = RpcServer("127.0.0.1", 0, [], certificates=public_port(certificates))
     await server.start()
     try:
         for host, reached in (("localhost", True), ("127.0.0.1", False)):

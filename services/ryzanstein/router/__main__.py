@@ -23,6 +23,7 @@ from typing import Protocol
 import structlog
 
 from ryzanstein.addresses import is_loopback
+from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
 from ryzanstein.process.allotment import may_open
@@ -37,13 +38,13 @@ from ryzanstein.router.faces.http.lora.routes import AdapterAccess
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.host_names import HostNames
 from ryzanstein.router.faces.http.serving.server import HttpServer
-from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.processes.shares import run_processes
 from ryzanstein.router.processes.siblings import Heart
-from ryzanstein.router.telemetry import HandshakeMetrics
+from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
 from ryzanstein.rpc.server import RpcServer, terminated
+from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes
 from ryzanstein.rpc.tls.tls_settings import dialer_of
 from ryzanstein.survey.adapters import AdapterClient
 
@@ -103,9 +104,13 @@ def web_face(router: Router, settings: RouterSettings) -> HttpServer:
         bounds,
         lambda reason: refused.labels(reason).inc(),
         upgrades=_websocket_face(router, settings) if settings.websocket else None,
-        tls=None if router.certificates is None else HttpTls(router.certificates, HandshakeMetrics(router.telemetry.registry)),
+        tls=None if router.certificates is None else _handshakes(router.certificates, router.telemetry),
         shares_port=settings.processes > 1,
     )
+
+
+def _handshakes(certificates: PublicCertificates, telemetry: RouterTelemetry) -> Handshakes:
+    return Handshakes(lambda: certificates.current.context, HandshakeMetrics(telemetry.registry))
 
 
 def _adapter_access(router: Router, settings: RouterSettings) -> AdapterAccess:

@@ -66,7 +66,7 @@ from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.tls.protection import protection_to_wire
-from ryzanstein.rpc.tls.public_tls import public_certificates, public_credentials
+from ryzanstein.rpc.tls.public_tls import public_certificates, public_port
 from ryzanstein.rpc.tls.tls_settings import dialer_of, service_tls
 from ryzanstein.v1 import debug_pb2 as debugged
 from ryzanstein.v1 import embedding_pb2 as embedding
@@ -192,7 +192,7 @@ def grpc_face(router: Router, settings: RouterSettings) -> RpcServer:
         metrics=router.rpc,
         guard=router.entrance,
         health_port=settings.health_port,
-        credentials=None if router.certificates is None else public_credentials(router.certificates),
+        certificates=None if router.certificates is None else public_port(router.certificates),
         max_connections=None if router.certificates is None else MAX_RPC_CONNECTIONS,
         shares_port=settings.processes > 1,
         builtin=settings.grpc_server == "builtin",

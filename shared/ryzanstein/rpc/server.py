@@ -23,6 +23,7 @@ from ryzanstein.rpc.reading import RequestReading
 from ryzanstein.rpc.reflection import enable_reflection
 
 if TYPE_CHECKING:
+    from ryzanstein.rpc.tls.port_certificates import PortCertificates
     from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -91,9 +92,9 @@ class RpcServer:
     `guard` says who may call what, by default everybody everything. `metrics` measures the calls, none by
     default. With `tls` it listens on the port of that too, or where TLS is required on that alone: `port`
     is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
-    `credentials` are for clients without certificates: with them `port` has TLS. Connections beyond
+    `certificates` are for clients without any: with them `port` has TLS. Connections beyond
     `max_connections`, also those in their handshake, are closed. If it `shares_port`, other processes may listen there too.
-    A port without TLS is the `builtin` server's (`rpc.http2.serving`), or the library's as all others are.
+    Its ports are the `builtin` server's (`rpc.http2.serving`), or the library's.
     """
 
     def __init__(
@@ -110,16 +111,14 @@ class RpcServer:
         guard: Guard | None = None,
         tls: ServiceTls | None = None,
         health_port: int | None = None,
-        credentials: grpc.ServerCredentials | None = None,
+        certificates: PortCertificates[Any] | None = None,
         max_connections: int | None = None,
         shares_port: bool = False,
         builtin: bool = True,
     ) -> None:
         interceptors = [ErrorInterceptor(reading or RequestReading(), guard, metrics), *_guards(tls)]
-        plain = credentials is None and (tls is None or not tls.required)
-        servers: list[Any] = []
-        if builtin and plain:
-            age_s = _SHARED_AGE_MS / 1000 if shares_port else 0.0
+        self.server: Any
+        if builtin:
             bounds = ServerBounds(
                 max_request_bytes=max_request_bytes,
                 max_response_bytes=MAX_MESSAGE_BYTES,
@@ -127,19 +126,17 @@ class RpcServer:
                 min_ping_interval_s=clients_ping_s / 2,
                 handshake_s=_HANDSHAKE_MS / 1000,
                 max_connections=max_connections or 0,
-                max_age_s=age_s,
+                max_age_s=_SHARED_AGE_MS / 1000 if shares_port else 0.0,
             )
-            servers.append(Http2Server(interceptors, bounds, shares_port=shares_port))
-        if not servers or tls is not None:
+            self.server = Http2Server(interceptors, bounds, shares_port=shares_port)
+        else:
             options = server_options(clients_ping_s, max_request_bytes, max_connections, shares_port=shares_port)
-            servers.append(_library_server(interceptors, options, max_calls))
-        both: Any = servers[0] if len(servers) == 1 else _Servers(*servers)
-        self.server = both
+            self.server = _library_server(interceptors, options, max_calls)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
         self._health_port = None if health_port is None else HealthPort(host, health_port, self._health)
-        self._host, self._port, self._tls, self._credentials = host, port, tls, credentials
+        self._host, self._port, self._tls, self._certificates = host, port, tls, certificates
         self.port = self.tls_port = 0
 
     @property
@@ -153,9 +150,9 @@ class RpcServer:
         Raises OSError if the port is taken.
         """
         if self._tls is None or not self._tls.required:
-            self.port = await self._bound(self._port, self._credentials)
+            self.port = await self._bound(self._port, self._certificates)
         if self._tls is not None:
-            self.tls_port = await self._bound(self._tls.port, self._tls.credentials())
+            self.tls_port = await self._bound(self._tls.port, self._tls.certificates())
             self.port = self.port or self.tls_port
         await self._health.set("", _SERVING)
         await self.set_ready(False)
@@ -171,12 +168,14 @@ class RpcServer:
             await self.server.stop(None)
             raise
 
-    async def _bound(self, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
+    async def _bound(self, port: int, certificates: PortCertificates[Any] | None = None) -> int:
         address = join_address(self._host, port)
         try:
-            if credentials is None:
+            if certificates is None:
                 return int(self.server.add_insecure_port(address))
-            return int(self.server.add_secure_port(address, credentials))
+            if isinstance(self.server, Http2Server):
+                return self.server.add_tls_port(address, certificates.context)
+            return int(self.server.add_secure_port(address, certificates.credentials()))
         except RuntimeError as error:
             await self.server.stop(None)
             raise OSError(f"cannot listen on {address}: {error}") from None
@@ -207,33 +206,6 @@ def _library_server(interceptors: Sequence[grpc.aio.ServerInterceptor], options:
     # methods that is a part of a short request's cost. Without registered methods it waits once for all.
     setattr(server, "add_registered_method_handlers", lambda service_name, method_handlers: None)  # noqa: B010
     return server
-
-
-class _Servers:
-    """Two servers with the same handlers: one for ports without TLS, one for ports with it."""
-
-    def __init__(self, plain: Http2Server, secure: grpc.aio.Server) -> None:
-        self._plain, self._secure = plain, secure
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        self._plain.add_generic_rpc_handlers(handlers)
-        self._secure.add_generic_rpc_handlers(handlers)
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """They are also among the generic handlers."""
-
-    def add_insecure_port(self, address: str) -> int:
-        return self._plain.add_insecure_port(address)
-
-    def add_secure_port(self, address: str, credentials: grpc.ServerCredentials) -> int:
-        return self._secure.add_secure_port(address, credentials)
-
-    async def start(self) -> None:
-        await self._plain.start()
-        await self._secure.start()
-
-    async def stop(self, grace: float | None) -> None:
-        await asyncio.gather(self._plain.stop(grace), self._secure.stop(grace))
 
 
 def _guards(tls: ServiceTls | None) -> list[grpc.aio.ServerInterceptor]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 from prometheus_client import CollectorRegistry
 
 from ryzanstein.auth.certificates.metrics import CertificateMetrics
 from ryzanstein.auth.certificates.public import PublicCertificates, PublicPair
 from ryzanstein.process.background import Background
-from ryzanstein.rpc.tls.port_certificates import PortCertificates
+from ryzanstein.rpc.tls.port_certificates import PortCertificates, ShownCertificate
 
 
 def public_certificates(
@@ -30,10 +29,10 @@ def public_certificates(
     return found
 
 
-def public_credentials(certificates: PublicCertificates) -> grpc.ServerCredentials:
-    """Returns the credentials of one more gRPC port."""
-    return PortCertificates(certificates, _configured, asks_clients=False).credentials
+def public_port(certificates: PublicCertificates) -> PortCertificates[PublicPair]:
+    """Returns the certificates of one more gRPC port."""
+    return PortCertificates(certificates, _shown)
 
 
-def _configured(pair: PublicPair) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+def _shown(pair: PublicPair) -> ShownCertificate:
+    return ShownCertificate(pair.chain, pair.key)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 from prometheus_client import CollectorRegistry
 
 from ryzanstein.auth.certificates.files import MaterialError
@@ -16,7 +15,7 @@ from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import Peer
 from ryzanstein.rpc.client import Dialer
 from ryzanstein.rpc.tls.peer_guard import PeerGuard
-from ryzanstein.rpc.tls.port_certificates import PortCertificates
+from ryzanstein.rpc.tls.port_certificates import PortCertificates, ShownCertificate
 
 
 class ServiceTls:
@@ -60,13 +59,13 @@ class ServiceTls:
         """How long that certificate is valid in all."""
         return self.material.current.life_s
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Returns the credentials of one more port, with the certificates as they are at each handshake."""
-        return PortCertificates(self.material, _mutual, asks_clients=True).credentials
+    def certificates(self) -> PortCertificates[Material]:
+        """Returns the certificates of one more port, which takes only clients with a certificate of the same CAs."""
+        return PortCertificates(self.material, _mutual)
 
 
-def _mutual(material: Material) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.roots)
+def _mutual(material: Material) -> ShownCertificate:
+    return ShownCertificate(material.chain, material.key, material.roots)
 
 
 def operator_dialer(directory: Path) -> Dialer:

@@ -32,10 +32,10 @@ from ryzanstein.router.faces.http.app import create_app
 from ryzanstein.router.faces.http.gate import HttpLimits
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds
 from ryzanstein.router.faces.http.serving.server import HttpServer
-from ryzanstein.router.faces.http.serving.tls_listener import HandshakeBounds, HttpTls
 from ryzanstein.router.faces.websocket.face import WebSocketFace
 from ryzanstein.router.faces.websocket.limits import SocketLimits
 from ryzanstein.router.telemetry import HandshakeMetrics, RouterTelemetry
+from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 _BODY = json.dumps({"messages": [{"role": "user", "content": "one two"}], "stream": True}).encode()
@@ -104,7 +104,8 @@ async def secure(authority: PublicAuthority, tmp_path: Path) -> AsyncIterator[Se
         files = authority.write(tmp_path)
         core, telemetry = EchoCore(), RouterTelemetry()
         certificates = PublicCertificates(files.certificate, files.key, CertificateMetrics("test", CollectorRegistry()))
-        tls = HttpTls(certificates, HandshakeMetrics(telemetry.registry), handshakes or HandshakeBounds())
+        metrics = HandshakeMetrics(telemetry.registry)
+        tls = Handshakes(lambda: certificates.current.context, metrics, handshakes or HandshakeBounds())
         upgrades = WebSocketFace(core, telemetry, Entrance(Anonymous(), CollectorRegistry()), SocketLimits())
         app = app or create_app(core, telemetry, open_door(telemetry), limits)
         server = HttpServer(app, host, 0, bounds, upgrades=upgrades, tls=tls)

@@ -38,6 +38,8 @@ class CallStream(Protocol):
     """The call's end of its stream: see `connection.Stream`."""
 
     peer: str
+    auth: dict[str, list[bytes]]
+    """What is told of the connection's TLS; empty without it."""
 
     @property
     def unsent_bytes(self) -> int: ...
@@ -301,7 +303,7 @@ class ServerCall:
         return self._stream.peer
 
     def auth_context(self) -> dict[str, Any]:
-        return {}
+        return self._stream.auth
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - asyncio.get_running_loop().time())

@@ -45,6 +45,7 @@ from ryzanstein.rpc.http2.serving.headers import (
 )
 from ryzanstein.rpc.http2.serving.manners import Manners
 from ryzanstein.rpc.http2.serving.stream import STREAM_WINDOW, Stream
+from ryzanstein.rpc.tls.server_context import auth_context, speaks_http2
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,8 @@ class ServerConnection(asyncio.Protocol):
         self._read_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
+        self.auth: dict[str, list[bytes]] = {}
+        """What a call is told of the connection's TLS; empty without it."""
 
     # Called by the transport.
 
@@ -109,10 +112,11 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._writer = PassWriter(self._transport)
         self.peer = _peer(transport.get_extra_info("peername"))
-        if not self._host.joined(self):
-            self._transport.abort()
-            self._transport = None
+        tls = transport.get_extra_info("ssl_object")
+        if not self._host.joined(self) or (tls is not None and not speaks_http2(tls)):
+            self._abort()
             return
+        self.auth = {} if tls is None else auth_context(tls)
         self._timer = self._loop.call_later(self._host.handshake_s, self._no_preface)
         settings = {
             Setting.MAX_CONCURRENT_STREAMS: self._host.max_streams,
@@ -426,8 +430,10 @@ class ServerConnection(asyncio.Protocol):
             return
         self._writer.flush()
         with suppress(OSError):  # the client is gone already
-            if not transport.is_closing():
+            if not transport.is_closing() and transport.can_write_eof():
                 transport.write_eof()
+            else:
+                transport.close()  # of TLS, which says that nothing follows, and waits for the client's answer
         for stream in list(self._streams.values()):
             stream.drop()
         self._loop.call_later(within_s, transport.abort)

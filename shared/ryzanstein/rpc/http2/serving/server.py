@@ -1,7 +1,7 @@
 """A server of gRPC on the event loop: handlers, ports, and its stop. Has the part of `grpc.aio.Server` that is used here.
 
 It has no threads: a request is read, handled and answered in the loop, and what one pass of uvloop's loop writes to a
-connection leaves in one write. It speaks no TLS.
+connection leaves in one write. A connection with TLS is known to it once its handshake is complete.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ryzanstein.addresses import host_of
 from ryzanstein.rpc.http2.serving.call import CallDetails, ServerCall
 from ryzanstein.rpc.http2.serving.connection import ServerConnection
 from ryzanstein.rpc.http2.serving.listening import bound_sockets
+from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes, TlsListener
 
 _BACKLOG = 4096
 # A token that has arrived passes through a few callbacks, each in a pass of its own, and a call's start takes as long as all of
@@ -59,7 +61,9 @@ class Http2Server:
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.Server] = []
+        self._tls_sockets: list[tuple[socket.socket, Callable[[], ssl.SSLContext]]] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
+        self._listening: list[socket.socket] = []
         self._connections: dict[ServerConnection, asyncio.TimerHandle | None] = {}
         self._calls: dict[asyncio.Task[None], ServerCall] = {}
         self._new: deque[ServerCall] = deque()
@@ -76,27 +80,39 @@ class Http2Server:
 
     def add_insecure_port(self, address: str) -> int:
         """Binds host:port and returns the port. Raises RuntimeError, as gRPC does, if it is taken."""
-        try:
-            port = address.rpartition(":")[2]
-            sockets = bound_sockets(host_of(address), int(port), shares_port=self._shares_port)
-        except (OSError, ValueError) as error:
-            raise RuntimeError(str(error)) from None
+        sockets = self._bound(address)
         self._sockets += sockets
         return int(sockets[0].getsockname()[1])
+
+    def add_tls_port(self, address: str, context: Callable[[], ssl.SSLContext]) -> int:
+        """Binds host:port for connections with TLS, each with the context as it is then; as `add_insecure_port`."""
+        sockets = self._bound(address)
+        self._tls_sockets += [(sock, context) for sock in sockets]
+        return int(sockets[0].getsockname()[1])
+
+    def _bound(self, address: str) -> list[socket.socket]:
+        try:
+            port = address.rpartition(":")[2]
+            return bound_sockets(host_of(address), int(port), shares_port=self._shares_port)
+        except (OSError, ValueError) as error:
+            raise RuntimeError(str(error)) from None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             self._servers.append(await loop.create_server(lambda: ServerConnection(self), sock=sock, backlog=_BACKLOG))
-        self._sockets = []
+        bounds = HandshakeBounds(timeout_s=self.handshake_s)
+        for sock, context in self._tls_sockets:
+            listener = TlsListener(sock, Handshakes(context, bounds=bounds), lambda: ServerConnection(self))
+            listener.start(_BACKLOG)
+            self._servers.append(listener)
+            self._listening.append(sock)
+        self._sockets, self._tls_sockets = [], []
 
     async def stop(self, grace: float | None) -> None:
         """Takes no new connections, gives running calls `grace` seconds to end and to be read, and ends the rest."""
         self.stopping = True
-        for sock in self._sockets:
-            sock.close()
-        for server in self._servers:
-            server.close()
+        self._listen_no_more()
         for connection in list(self._connections):
             connection.go_away()
         await _until(lambda: not any(each.busy for each in self._connections), grace or 0.0)
@@ -112,6 +128,14 @@ class Http2Server:
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
+
+    def _listen_no_more(self) -> None:
+        for sock in (*self._sockets, *(sock for sock, _ in self._tls_sockets)):
+            sock.close()
+        for server in self._servers:
+            server.close()
+        for sock in self._listening:
+            sock.close()
 
     # What connections ask.
 

@@ -16,6 +16,7 @@ class StreamConnection(Protocol):
     """The connection of a stream."""
 
     peer: str
+    auth: dict[str, list[bytes]]
 
     def room(self, stream: Stream) -> int:
         """Returns how many bytes of data a stream may send in one frame now."""
@@ -46,6 +47,7 @@ class Stream:
         "_connection",
         "_finish",
         "_unsent",
+        "auth",
         "call",
         "half_closed",
         "id",
@@ -57,7 +59,7 @@ class Stream:
 
     def __init__(self, connection: StreamConnection, stream_id: int, window: int) -> None:
         self._connection, self.id, self.window = connection, stream_id, window
-        self.peer = connection.peer
+        self.peer, self.auth = connection.peer, connection.auth
         self.call: ServerCall | None = None
         self.half_closed = self.over = False
         self.unsent_bytes = 0

@@ -19,9 +19,9 @@ from fastapi import FastAPI
 from ryzanstein.addresses import join_address
 from ryzanstein.router.faces.http.serving.connections import ConnectionBounds, Connections
 from ryzanstein.router.faces.http.serving.protocol import BoundedProtocol, whole_answer
-from ryzanstein.router.faces.http.serving.tls_listener import HttpTls, TlsListener
 from ryzanstein.router.faces.http.serving.upgrade import SocketUpgrades
 from ryzanstein.router.faces.openai.answers.failures import HttpFailure
+from ryzanstein.rpc.tls.listener import Handshakes, TlsListener
 
 _BACKLOG = 4096
 _SWEEP_S = 5
@@ -38,7 +38,7 @@ class _QuietServer(uvicorn.Server):
     and keeps the certificates that it began with.
     """
 
-    def __init__(self, config: uvicorn.Config, tls: HttpTls | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls: Handshakes | None) -> None:
         super().__init__(config)
         self._tls = tls
 
@@ -79,7 +79,7 @@ class HttpServer:
         on_refused: Callable[[str], object] = lambda reason: None,
         *,
         upgrades: SocketUpgrades | None = None,
-        tls: HttpTls | None = None,
+        tls: Handshakes | None = None,
         shares_port: bool = False,
     ) -> None:
         self._host, self._shares_port = host, shares_port

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import structlog
-
-from ryzanstein.auth.certificates.public import PublicCertificates
-from ryzanstein.router.telemetry import HandshakeMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -45,12 +44,22 @@ class HandshakeBounds:
     fair_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class HttpTls:
-    """The certificates of an HTTP server as they are now, and what its handshakes may take."""
+class HandshakeMetrics(Protocol):
+    """A gauge of the handshakes that are not complete, and a counter of the others by outcome."""
 
-    certificates: PublicCertificates
-    metrics: HandshakeMetrics
+    @property
+    def open(self) -> Any: ...
+
+    @property
+    def ended(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Handshakes:
+    """How a port makes handshakes: with the context as it is at each one, and within bounds."""
+
+    context: Callable[[], ssl.SSLContext]
+    metrics: HandshakeMetrics | None = None
     bounds: HandshakeBounds = field(default_factory=HandshakeBounds)
 
 
@@ -76,12 +85,12 @@ class TlsListener:
     def __init__(
         self,
         listener: socket.socket,
-        tls: HttpTls,
+        tls: Handshakes,
         new_protocol: Callable[[], asyncio.Protocol],
-        plain_answer: bytes,
+        plain_answer: bytes = b"",
     ) -> None:
         self._listener, self._new_protocol, self._plain_answer = listener, new_protocol, plain_answer
-        self._certificates, self._bounds, self._metrics = tls.certificates, tls.bounds, tls.metrics
+        self._context, self._bounds, self._metrics = tls.context, tls.bounds, tls.metrics
         self._loop = asyncio.get_running_loop()
         # Each in the order of their accept: those that said nothing, those that wait for their turn, those that began.
         self._silent: dict[_Half, None] = {}
@@ -89,7 +98,8 @@ class TlsListener:
         self._begun: dict[_Half, None] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._accepting = False
-        tls.metrics.open.set_function(lambda: self._num_open)
+        if tls.metrics is not None:
+            tls.metrics.open.set_function(lambda: self._num_open)
 
     def start(self, backlog: int) -> None:
         """Accepts from now on."""
@@ -215,7 +225,7 @@ class TlsListener:
         half.begun = True
         try:
             await self._loop.connect_accepted_socket(
-                self._new_protocol, half.sock, ssl=self._certificates.current.context, ssl_shutdown_timeout=_CLOSING_S
+                self._new_protocol, half.sock, ssl=self._context(), ssl_shutdown_timeout=_CLOSING_S
             )
         except OSError as error:  # also what OpenSSL says
             self._ended(half, "failed")
@@ -229,7 +239,8 @@ class TlsListener:
     def _ended(self, half: _Half, outcome: str) -> None:
         self._silent.pop(half, None)
         self._begun.pop(half, None)
-        self._metrics.ended.labels(outcome).inc()
+        if self._metrics is not None:
+            self._metrics.ended.labels(outcome).inc()
 
     def _drop(self, half: _Half, outcome: str) -> None:
         """Ends a handshake and closes its connection."""

@@ -1,0 +1,57 @@
+"""TLS of a gRPC port that this process accepts itself, and what a call is told of its client's certificate."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from ryzanstein.auth.certificates.files import as_path
+from ryzanstein.rpc.tls.client_context import HTTP_2
+
+# Of TLS 1.2; those of 1.3 are all good. Each has forward secrecy.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+def server_context(chain: bytes, key: bytes, roots: bytes = b"") -> ssl.SSLContext:
+    """Returns the context of handshakes with this certificate. With `roots` a client must have a certificate of these CAs.
+
+    A client whose certificate was checked is checked again by each connection: none is resumed. Raises ssl.SSLError for
+    a certificate that cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols([HTTP_2])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    if roots:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the CA of `ca.crt` may have an issuer itself
+        context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+    with as_path(chain) as chain_path, as_path(key) as key_path:
+        context.load_cert_chain(chain_path, key_path)
+    return context
+
+
+def speaks_http2(connection: ssl.SSLObject) -> bool:
+    """Returns whether client and server have agreed on HTTP/2."""
+    return connection.selected_alpn_protocol() == HTTP_2
+
+
+def auth_context(connection: ssl.SSLObject) -> dict[str, list[bytes]]:
+    """Returns what gRPC tells a call of its connection: that it has TLS, and the client's certificate, if it has shown one."""
+    context = {"transport_security_type": [b"ssl"], "security_level": [b"TSI_PRIVACY_AND_INTEGRITY"]}
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None:
+        return context
+    about: dict[str, Any] = connection.getpeercert() or {}
+    names = about.get("subjectAltName", ())
+    context["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(certificate).encode()]
+    context["x509_subject_alternative_name"] = [name.encode() for _, name in names]
+    context["x509_common_name"] = [
+        value.encode() for part in about.get("subject", ()) for name, value in part if name == "commonName"
+    ]
+    context["peer_uri"] = [name.encode() for kind, name in names if kind == "URI"]
+    context["peer_dns"] = [name.encode() for kind, name in names if kind == "DNS"]
+    return context
