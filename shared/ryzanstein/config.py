@@ -126,8 +126,7 @@ class ServiceSettings(ProcessSettings):
     trace_ratio: float = Field(1.0, ge=0, le=1, description="share of the traces that begin here which are recorded")
     grpc_server: Literal["builtin", "grpcio"] = Field(
         "builtin",
-        description="what serves gRPC on ports without TLS: the builtin server, which costs less for each message, or the "
-        "library grpcio, which serves ports with TLS in any case",
+        description="what serves gRPC: the builtin server, which costs less for each message, or the library grpcio",
     )
     max_request_bytes: int = Field(4 * 2**20, ge=2**16, le=2**26, description="maximum size of a gRPC request")
     tls: Literal["off", "accept", "require"] = Field(

@@ -97,12 +97,14 @@ def live(folder: Path, registry: CollectorRegistry | None = None) -> LiveMateria
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, required: bool = True, authority: Authority | None = None) -> AsyncIterator[World]:
+async def serving(
+    folder: Path, *, required: bool = True, authority: Authority | None = None, builtin: bool = True
+) -> AsyncIterator[World]:
     authority, registry = authority or Authority.new(DEFAULT_TRUST), CollectorRegistry()
     authority.write(ORCHESTRATOR, folder / "server")
     tls = ServiceTls.open(folder / "server", DEFAULT_TRUST, ORCHESTRATOR, TlsMetrics("test", registry))
     tls.required = required
-    server = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"], tls=tls)
+    server = RpcServer("127.0.0.1", 0, ["ryzanstein.v1.OrchestratorService"], tls=tls, builtin=builtin)
     add_OrchestratorServiceServicer_to_server(Servicer(), server.server)
     await server.start()
     try:
@@ -111,9 +113,9 @@ async def serving(folder: Path, *, required: bool = True, authority: Authority |
         await server.stop(0)
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with serving(tmp_path) as world:
+@pytest.fixture(params=[True, False], ids=["builtin", "grpcio"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with serving(tmp_path, builtin=request.param) as world:
         yield world
 
 

@@ -119,7 +119,7 @@ def _adapter_access(router: Router, settings: RouterSettings) -> AdapterAccess:
 
 def _num_connections(settings: RouterSettings) -> int:
     """Returns how many connections of clients there may be; gRPC counts its own only with TLS."""
-    with_tls = HandshakeBounds().max_open + MAX_RPC_CONNECTIONS
+    with_tls = 2 * HandshakeBounds().max_open + MAX_RPC_CONNECTIONS
     return settings.http_max_connections + (with_tls if settings.tls_cert is not None else 0)
 
 

@@ -93,8 +93,8 @@ class WorkerSettings(ServiceSettings):
     )
     grpc_server: Literal["builtin", "grpcio"] = Field(
         "grpcio",
-        description="what serves gRPC on ports without TLS: the library grpcio, whose threads carry the pages of other nodes, "
-        "or the builtin server, which costs less for each message",
+        description="what serves gRPC: the library grpcio, whose threads carry the pages of other nodes, or the builtin "
+        "server, which costs less for each message",
     )
     node_host: str = Field(
         default_factory=socket.gethostname,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import grpc
 from hpack import Decoder
+from tests.public_certificates import PublicAuthority, pem
 
 from ryzanstein.rpc.http2.frames import PREFACE, FrameReader
 from ryzanstein.rpc.http2.messages import prefixed
 from ryzanstein.rpc.http2.serving.server import Http2Server, ServerBounds
+from ryzanstein.rpc.tls.server_context import server_context
 
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
@@ -153,12 +157,47 @@ class Service:
         return grpc.method_handlers_generic_handler("test.Service", handlers)
 
 
+class Transport:
+    """How servers and clients of a test speak: plainly, or with TLS."""
+
+    def __init__(self) -> None:
+        self.tls = False
+
+    @cached_property
+    def _authority(self) -> PublicAuthority:
+        return PublicAuthority()
+
+    @cached_property
+    def server(self) -> ssl.SSLContext:
+        return server_context(*self._authority.leaf())
+
+    @cached_property
+    def roots(self) -> bytes:
+        return pem(self._authority.certificate)
+
+    @cached_property
+    def client(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=self.roots.decode())
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    def channel(self, port: int, **more: Any) -> grpc.aio.Channel:
+        """Returns a channel of the library."""
+        if self.tls:
+            return grpc.aio.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(self.roots), **more)
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", **more)
+
+
+TRANSPORT = Transport()
+
+
 @asynccontextmanager
 async def serving(service: Service | None = None, **bounds: Any) -> AsyncIterator[tuple[Http2Server, int]]:
     """Yields a server and its port."""
     server = Http2Server([], replace(BOUNDS, **bounds))
     server.add_generic_rpc_handlers(((service or Service()).handlers,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    tls = TRANSPORT.tls
+    port = server.add_tls_port("127.0.0.1:0", lambda: TRANSPORT.server) if tls else server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         yield server, port
@@ -168,7 +207,8 @@ async def serving(service: Service | None = None, **bounds: Any) -> AsyncIterato
 
 @asynccontextmanager
 async def connected(port: int, greeting: bytes = GREETING) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    tls = TRANSPORT.client if TRANSPORT.tls else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     writer.write(greeting)
     try:
         yield RawClient(reader, writer)

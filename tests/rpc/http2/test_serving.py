@@ -7,7 +7,7 @@ import gzip
 import struct
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.rpc.http2.raw_client import (
     PUSH,
     RST,
     SETTINGS,
+    TRANSPORT,
     WINDOW,
     Service,
     call,
@@ -45,6 +46,13 @@ from ryzanstein.rpc.http2.serving.call import MAX_UNSENT_BYTES
 OK = (grpc.StatusCode.OK, "")
 LONG = head(x="a" * 10_000, y="b" * 10_000)
 OPEN = frame(HEADERS, END_HEADERS, 1, head("EchoAll"))
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "tls"])
+def _transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    TRANSPORT.tls = request.param
+    yield
+    TRANSPORT.tls = False
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -335,7 +343,7 @@ async def test_large_and_binary_metadata_go_both_ways() -> None:
     service = Service()
     service.echo = mirror  # type: ignore[method-assign]
     options = (("grpc.max_metadata_size", 2**20), ("grpc.absolute_max_metadata_size", 2**20))
-    async with serving(service) as (_, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+    async with serving(service) as (_, port), TRANSPORT.channel(port, options=options) as channel:
         for metadata in (
             (("x-a-bin", bytes(range(256))), ("x-b", "ü".encode().decode("latin-1")[:0] + "b" * 9000)),
             (("x-c", ""),),
@@ -348,7 +356,7 @@ async def test_large_and_binary_metadata_go_both_ways() -> None:
 
 @pytest.mark.parametrize("size", [0, 16_379, 65_535, 2**20 - 100])
 async def test_messages_of_any_size_go_both_ways(size: int) -> None:
-    async with serving() as (_, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with serving() as (_, port), TRANSPORT.channel(port) as channel:
         sent = [bytes([number]) * size for number in range(4)]
         assert await channel.unary_unary("/test.Service/Echo")(sent[1]) == sent[1]
         assert [each async for each in channel.stream_stream("/test.Service/EchoAll")(iter(sent))] == sent
@@ -356,7 +364,7 @@ async def test_messages_of_any_size_go_both_ways(size: int) -> None:
 
 async def test_a_client_of_grpc_that_compresses_is_understood() -> None:
     gzipped = grpc.Compression.Gzip
-    async with serving() as (_, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=gzipped) as channel:
+    async with serving() as (_, port), TRANSPORT.channel(port, compression=gzipped) as channel:
         assert await channel.unary_unary("/test.Service/Echo")(b"hello" * 1000) == b"hello" * 1000
 
 

@@ -49,9 +49,6 @@ def auth_context(connection: ssl.SSLObject) -> dict[str, list[bytes]]:
     names = about.get("subjectAltName", ())
     context["x509_pem_cert"] = [ssl.DER_cert_to_PEM_cert(certificate).encode()]
     context["x509_subject_alternative_name"] = [name.encode() for _, name in names]
-    context["x509_common_name"] = [
-        value.encode() for part in about.get("subject", ()) for name, value in part if name == "commonName"
-    ]
     context["peer_uri"] = [name.encode() for kind, name in names if kind == "URI"]
     context["peer_dns"] = [name.encode() for kind, name in names if kind == "DNS"]
     return context

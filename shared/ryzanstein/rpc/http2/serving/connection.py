@@ -421,19 +421,23 @@ class ServerConnection(asyncio.Protocol):
         if error.code is not ErrorCode.NO_ERROR:
             log.debug("connection ended", peer=self.peer, why=str(error))
         self.write(_goaway(self._last_id, error.code, str(error)))
-        self._close(_CLOSING_S)
+        self._close(_CLOSING_S, still_sends=error.code is not ErrorCode.NO_ERROR)
 
-    def _close(self, within_s: float) -> None:
-        """Says that nothing follows, and waits until the client has closed its side: it may still read what was written."""
+    def _close(self, within_s: float, *, still_sends: bool = False) -> None:
+        """Says that nothing follows, and waits until the client has closed its side: it may still read what was written.
+
+        With TLS it says so by the last frame alone to a client that `still_sends`: else what that sends would make the
+        kernel drop what it has not read.
+        """
         transport, self._transport, self._closing = self._transport, None, self._transport
         if transport is None or self._writer is None:
             return
         self._writer.flush()
         with suppress(OSError):  # the client is gone already
-            if not transport.is_closing() and transport.can_write_eof():
+            if transport.can_write_eof() and not transport.is_closing():
                 transport.write_eof()
-            else:
-                transport.close()  # of TLS, which says that nothing follows, and waits for the client's answer
+            elif not still_sends:
+                transport.close()
         for stream in list(self._streams.values()):
             stream.drop()
         self._loop.call_later(within_s, transport.abort)

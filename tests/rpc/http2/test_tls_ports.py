@@ -1,0 +1,119 @@
+"""The builtin server's ports with TLS: who gets no further than the handshake, and what a call learns of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.rpc.http2.raw_client import GREETING, TRANSPORT, call, connected, serving
+
+from ryzanstein.auth.peers.authority import Authority
+from ryzanstein.auth.peers.material import LiveMaterial
+from ryzanstein.auth.peers.metrics import TlsMetrics
+from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
+from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls.service_tls import ServiceTls
+
+OK = (grpc.StatusCode.OK, "")
+
+
+@pytest.fixture(autouse=True)
+def _tls() -> Iterator[None]:
+    TRANSPORT.tls = True
+    yield
+    TRANSPORT.tls = False
+
+
+def client_context(*protocols: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=TRANSPORT.roots.decode())
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    return context
+
+
+@pytest.mark.parametrize("protocols", [(), ("http/1.1",)])
+async def test_a_client_that_does_not_agree_on_http2_is_closed(protocols: tuple[str, ...]) -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=client_context(*protocols))
+        writer.write(GREETING + call())
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.transport.abort()
+        async with connected(port) as another:
+            another.send(call())
+            assert await another.status() == OK
+
+
+async def test_http2_with_tls_1_2_is_served() -> None:
+    async with serving() as (_, port):
+        context = client_context("h2")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.2"
+        writer.write(GREETING + call())
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"hello")
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", GREETING])
+async def test_who_makes_no_handshake_is_closed_in_time(said: bytes) -> None:
+    async with serving(handshake_s=0.3) as (_, port):
+        halves = [await asyncio.open_connection("localhost", port) for _ in range(20)]
+        for _, writer in halves:
+            writer.write(said)
+        async with connected(port) as honest:
+            honest.send(call())
+            assert await honest.status() == OK
+        async with asyncio.timeout(10):
+            for reader, _ in halves:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in halves:
+            writer.transport.abort()
+
+
+async def _context_of_a_call(folder: Path, *, builtin: bool) -> dict[str, list[str]]:
+    """Returns what a call of a router learns of its connection."""
+    authority, router = Authority.new(DEFAULT_TRUST), Peer(PeerRole.ROUTER, "r-1")
+    server_peer = Peer(PeerRole.ORCHESTRATOR)
+    authority.write(server_peer, folder / "server")
+    authority.write(router, folder / "client")
+    tls = ServiceTls.open(folder / "server", DEFAULT_TRUST, server_peer, TlsMetrics("test", CollectorRegistry()))
+
+    async def told(request: bytes, context: Any) -> bytes:
+        found = context.auth_context()
+        return json.dumps({name: [value.decode() for value in values] for name, values in found.items()}).encode()
+
+    server = RpcServer("127.0.0.1", 0, [], tls=tls, builtin=builtin)
+    method = "/grpc.health.v1.Health/Tell"  # that any role may call
+    handlers = {"Tell": grpc.unary_unary_rpc_method_handler(told)}
+    server.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),))
+    await server.start()
+    try:
+        material = LiveMaterial(folder / "client", DEFAULT_TRUST, TlsMetrics("test", CollectorRegistry())).current
+        credentials = grpc.ssl_channel_credentials(material.roots, material.key, material.chain)
+        options = (("grpc.ssl_target_name_override", server_peer.server_name(DEFAULT_TRUST)),)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{server.tls_port}", credentials, options) as channel:
+            return dict(json.loads(await channel.unary_unary(method)(b"", timeout=10)))
+    finally:
+        await server.stop(0)
+
+
+async def test_a_call_learns_the_same_of_its_connection_as_with_the_library(tmp_path: Path) -> None:
+    ours = await _context_of_a_call(tmp_path / "ours", builtin=True)
+    library = await _context_of_a_call(tmp_path / "library", builtin=False)
+    assert ours["peer_uri"] == library["peer_uri"] != []
+    for name in ("transport_security_type", "security_level", "x509_subject_alternative_name", "peer_dns"):
+        assert ours.get(name, []) == library.get(name, []), name
+    assert ours["x509_pem_cert"][0].startswith("-----BEGIN CERTIFICATE-----\n")
+    assert len(ours["x509_pem_cert"][0].split("\n")) == len(library["x509_pem_cert"][0].split("\n"))
