@@ -277,6 +277,31 @@ async def test_a_client_that_does_not_read_holds_its_handler_and_no_memory() -> 
         await until(lambda: not service.running)
 
 
+async def test_half_sent_messages_are_bounded_over_all_connections_and_free_their_room() -> None:
+    message, half = prefixed(bytes(80_000)), 60_000
+
+    def part(stream: int, begin: int, end: int, flags: int = 0) -> bytes:
+        chunks = [message[at : min(at + 16_384, end)] for at in range(begin, end, 16_384)]
+        return b"".join(frame(DATA, flags if chunk is chunks[-1] else 0, stream, chunk) for chunk in chunks)
+
+    async with serving(max_half_sent_bytes=100_000) as (server, port), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(port)) for _ in range(3)]
+        for client in clients[:2]:
+            client.send(frame(HEADERS, END_HEADERS, 1, head()) + part(1, 0, half))
+        code, why = await clients[1].status()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "at most 100000" in why
+        await until(lambda: server.half_sent.num_bytes == half)
+        room = frame(WINDOW, 0, 0, b"\0\1\0\0") + frame(WINDOW, 0, 1, b"\0\1\0\0")
+        clients[0].send(room + part(1, half, len(message), END_STREAM))
+        assert await clients[0].status() == OK
+        for end in (frame(RST, 0, 1, b"\0\0\0\x08"), b""):
+            clients[2].send(frame(HEADERS, END_HEADERS, 1 if end else 3, head()) + part(1 if end else 3, 0, half))
+            await until(lambda: server.half_sent.num_bytes == half)
+            clients[2].send(end) if end else clients[2].writer.transport.abort()
+            await until(lambda: server.half_sent.num_bytes == 0)
+
+
 async def test_a_window_that_the_client_opens_later_lets_the_answer_through() -> None:
     async with serving() as (_, port), connected(port, PREFACE) as client:
         client.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)) + call())

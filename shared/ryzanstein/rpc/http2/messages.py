@@ -41,9 +41,9 @@ class MessageReader:
         self._unread = bytearray()
 
     @property
-    def between(self) -> bool:
-        """Whether no part of a message is left."""
-        return not self._unread
+    def num_left(self) -> int:
+        """The bytes of a message whose rest has not arrived."""
+        return len(self._unread)
 
     def feed(self, payload: bytes) -> None:
         """Passes on all messages that are complete. Raises MessageError, and whatever `take` raises."""

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed, uncompressed
+from ryzanstein.rpc.http2.serving.half_sent import HalfSentMessages
 from ryzanstein.rpc.http2.serving.headers import Metadata, RequestHead, response_head, trailers
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class Handlers(Protocol):
 
     max_message_bytes: int
     max_response_bytes: int
+    half_sent: HalfSentMessages
 
     async def handler(self, details: CallDetails) -> Any:
         """Returns the handler of a method, wrapped by the interceptors; None if there is none."""
@@ -83,7 +85,7 @@ class ServerCall:
         self._stream, self._head, self._handlers = stream, head, handlers
         self._reader: MessageReader | None = MessageReader(self._take, handlers.max_message_bytes, head.encoding)
         self._requests: deque[tuple[bytes, bool]] = deque()
-        self._unread_bytes = self._num_taken = 0
+        self._unread_bytes = self._num_taken = self._half_sent = 0
         self._requests_ended = False
         self._arrived: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -109,18 +111,27 @@ class ServerCall:
 
     def receive(self, payload: bytes) -> None:
         """Takes a part of the request's messages."""
-        if self._finished or self._reader is None:
+        reader = self._reader
+        if self._finished or reader is None:
             return
         try:
-            self._reader.feed(payload)
+            reader.feed(payload)
+            if reader.num_left != self._half_sent:
+                more, self._half_sent = reader.num_left - self._half_sent, reader.num_left
+                self._handlers.half_sent.grow(more)
         except MessageError as error:
             self.end(error.code, str(error))
         self._credit()
 
+    def _read_no_more(self) -> None:
+        self._reader = None
+        self._handlers.half_sent.grow(-self._half_sent)
+        self._half_sent = 0
+
     def half_closed(self) -> None:
         """Called when the client sends no more."""
         self._requests_ended = True
-        if self._reader is not None and not self._reader.between:
+        if self._half_sent:
             self.end(grpc.StatusCode.INTERNAL, "the request ends within a message")
         self._wake(self._arrived)
 
@@ -128,7 +139,7 @@ class ServerCall:
         """Ends the call: the client, or its connection, is gone."""
         if not self._finished:
             self._finished = self._cancelled = True
-            self._reader = None
+            self._read_no_more()
             self._requests.clear()
             self._no_timer()
             self._stop()
@@ -159,6 +170,7 @@ class ServerCall:
         if not self._finished:
             self._stream.abandon()
             self.finish(code, details)
+            self._read_no_more()
             self._requests.clear()
             self._no_timer()
             self._stop()
@@ -191,7 +203,8 @@ class ServerCall:
             for callback in self._callbacks:
                 callback(self)
             # Each of these knows the call: without them it is freed at once, with its request, and not at the next collection.
-            self._reader = self._task = None
+            self._read_no_more()
+            self._task = None
             self._callbacks = []
 
     async def _serve(self, handler: Any) -> None:

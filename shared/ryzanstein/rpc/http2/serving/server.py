@@ -20,6 +20,7 @@ import grpc
 from ryzanstein.addresses import host_of
 from ryzanstein.rpc.http2.serving.call import CallDetails, ServerCall
 from ryzanstein.rpc.http2.serving.connection import ServerConnection
+from ryzanstein.rpc.http2.serving.half_sent import HalfSentMessages
 from ryzanstein.rpc.http2.serving.listening import bound_sockets
 from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes, TlsListener
 
@@ -36,6 +37,7 @@ _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 60.0, 20.0
 class ServerBounds:
     """What one server takes. Times are seconds, 0 of `max_connections` and `max_age_s` is no bound.
 
+    `max_half_sent_bytes`: of messages whose rest has not arrived, over all calls.
     `max_age_s`: after it, a tenth more or less, a client is asked to open another connection.
     """
 
@@ -44,6 +46,7 @@ class ServerBounds:
     max_calls: int
     min_ping_interval_s: float
     handshake_s: float
+    max_half_sent_bytes: int = 256 * 2**20
     max_connections: int = 0
     max_age_s: float = 0.0
 
@@ -58,6 +61,7 @@ class Http2Server:
         self.max_streams = bounds.max_calls + 1
         self.min_ping_interval_s, self.handshake_s = bounds.min_ping_interval_s, bounds.handshake_s
         self.keepalive_s, self.keepalive_timeout_s = _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S
+        self.half_sent = HalfSentMessages(bounds.max_half_sent_bytes)
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}
         self._sockets: list[socket.socket] = []
