@@ -120,7 +120,7 @@ async def answered_with(
         (GREETING + frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1) * 70, "INTERNAL: headers of more than"),
         (GREETING + frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1, bytes(16_000)) * 5, "INTERNAL: headers of more than"),
         (GREETING + frame(HEADERS, END_HEADERS, 1, literals(*[("a" * 100, "b" * 100)] * 400)[:16_384]), "INTERNAL: headers"),
-        (GREETING + frame(CONTINUATION, END_HEADERS, 1), "INTERNAL: a frame of type 9 on stream 1"),
+        (GREETING + frame(CONTINUATION, END_HEADERS, 1), "INTERNAL: a continuation of no headers"),
         (GREETING + frame(PUSH, END_HEADERS, 1, bytes(4)), "INTERNAL: a frame of type 5 on stream 1"),
         (BEGUN + frame(RST, 0, 1, struct.pack(">I", 7)), "UNAVAILABLE: the stream was reset with REFUSED_STREAM"),
         (BEGUN + frame(RST, 0, 1, struct.pack(">I", 99)), "INTERNAL: the stream was reset with code 99"),

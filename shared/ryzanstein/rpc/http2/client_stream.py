@@ -38,6 +38,7 @@ from ryzanstein.rpc.http2.frames import (
     window_update,
     without_padding,
 )
+from ryzanstein.rpc.http2.header_block import HeaderBlock
 from ryzanstein.rpc.http2.messages import MessageError, MessageReader, prefixed
 from ryzanstein.rpc.http2.pass_writer import PassWriter
 
@@ -45,7 +46,6 @@ _STREAM = 1
 WINDOW_BYTES = 4 * 2**20
 """How much a server may send before it was read. It is read at once, so this bounds what one pass of the loop reads."""
 MAX_HEADER_BYTES = 64 * 1024
-_MAX_BLOCK_FRAMES = 64
 # Answers to pings and settings that a peer does not read.
 MAX_UNREAD_BYTES = 2**20
 _CLOSING_S = 1.0
@@ -88,9 +88,8 @@ class ClientStream(asyncio.Protocol):
         self._connection_window = self._stream_window = DEFAULT_WINDOW
         self._initial_window = DEFAULT_WINDOW
         self._unacknowledged = 0
-        self._block: bytearray | None = None
-        self._block_frames = 0
-        self._block_ends = self._answered = self._greeted = self._over = False
+        self._block = HeaderBlock(MAX_HEADER_BYTES)
+        self._answered = self._greeted = self._over = False
 
     @property
     def ready(self) -> bool:
@@ -173,8 +172,7 @@ class ClientStream(asyncio.Protocol):
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._over:
             return
-        if self._block is not None and kind != FrameType.CONTINUATION:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers were not continued")
+        self._block.check(kind, stream_id)
         if kind == FrameType.DATA:
             self._on_data(flags, stream_id, payload)
         elif not self._greeted and kind != FrameType.SETTINGS:
@@ -196,10 +194,9 @@ class ClientStream(asyncio.Protocol):
     def _on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         match kind:
             case FrameType.HEADERS if stream_id == _STREAM:
-                self._block, self._block_frames, self._block_ends = bytearray(), 0, bool(flags & Flag.END_STREAM)
-                self._on_block(flags, without_padding(flags, payload))
-            case FrameType.CONTINUATION if stream_id == _STREAM and self._block is not None:
-                self._on_block(flags, payload)
+                self._on_block(self._block.begun(flags, stream_id, without_padding(flags, payload)))
+            case FrameType.CONTINUATION:
+                self._on_block(self._block.continued(flags, payload))
             case FrameType.RST_STREAM if stream_id == _STREAM:
                 self._end(end_of_reset(read_uint32(payload, "RST_STREAM")))
             case FrameType.WINDOW_UPDATE:
@@ -210,25 +207,19 @@ class ClientStream(asyncio.Protocol):
                 self._on_ping(flags, payload)
             case FrameType.GOAWAY if stream_id == 0:
                 self._on_goaway(payload)
-            case FrameType.HEADERS | FrameType.CONTINUATION | FrameType.RST_STREAM | FrameType.PUSH_PROMISE:
+            case FrameType.HEADERS | FrameType.RST_STREAM | FrameType.PUSH_PROMISE:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
             case _:
                 pass  # frames of unknown types are ignored (RFC 9113, section 5.5)
 
-    def _on_block(self, flags: int, fragment: bytes) -> None:
-        block = cast(bytearray, self._block)
-        block += fragment
-        self._block_frames += 1
-        if len(block) > MAX_HEADER_BYTES or self._block_frames > _MAX_BLOCK_FRAMES:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADER_BYTES} bytes")
-        if flags & Flag.END_HEADERS:
-            self._block = None
-            self._on_headers({_text(name): _text(value) for name, value in self._decoder.decode(bytes(block), raw=True)})
-
-    def _on_headers(self, headers: Mapping[str, str]) -> None:
-        if headers.get(":status", "").startswith("1") and not self._block_ends:
+    def _on_block(self, block: bytes | None) -> None:
+        if block is None:
+            return
+        headers = {_text(name): _text(value) for name, value in self._decoder.decode(block, raw=True)}
+        last = bool(self._block.flags & Flag.END_STREAM)
+        if headers.get(":status", "").startswith("1") and not last:
             return  # an interim answer
-        end = end_of_headers(headers, last=self._block_ends)
+        end = end_of_headers(headers, last=last)
         self._answered = True
         if end is not None:
             self._end(end)

@@ -44,7 +44,7 @@ class HandshakeBounds:
     fair_s: float = 1.0
 
 
-class HandshakeMetrics(Protocol):
+class HandshakeCounts(Protocol):
     """A gauge of the handshakes that are not complete, and a counter of the others by outcome."""
 
     @property
@@ -59,7 +59,7 @@ class Handshakes:
     """How a port makes handshakes: with the context as it is at each one, and within bounds."""
 
     context: Callable[[], ssl.SSLContext]
-    metrics: HandshakeMetrics | None = None
+    metrics: HandshakeCounts | None = None
     bounds: HandshakeBounds = field(default_factory=HandshakeBounds)
 
 

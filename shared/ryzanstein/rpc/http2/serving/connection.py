@@ -32,6 +32,7 @@ from ryzanstein.rpc.http2.frames import (
     window_update,
     without_padding,
 )
+from ryzanstein.rpc.http2.header_block import HeaderBlock
 from ryzanstein.rpc.http2.pass_writer import PassWriter
 from ryzanstein.rpc.http2.serving.call import Handlers, ServerCall
 from ryzanstein.rpc.http2.serving.headers import (
@@ -52,7 +53,6 @@ log = structlog.get_logger(__name__)
 CONNECTION_WINDOW = 4 * 2**20
 # Answers to pings and settings that a client does not read.
 MAX_UNREAD_ANSWERS = 2**20
-_MAX_BLOCK_FRAMES = 32
 _CLOSING_S, _DRAIN_S = 1.0, 10.0
 _LAST_CALLS, _LAST_CALLS_S = b"lastcall", 1.0
 _GOING = "the server stops or balances its connections"
@@ -97,8 +97,7 @@ class ServerConnection(asyncio.Protocol):
         self._last_id = 0
         self._window = self._initial_window = DEFAULT_WINDOW
         self._arrived = 0
-        self._block: bytearray | None = None
-        self._block_of, self._block_flags, self._block_frames = 0, 0, 0
+        self._block = HeaderBlock(MAX_BLOCK_BYTES)
         self._read_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
@@ -175,8 +174,7 @@ class ServerConnection(asyncio.Protocol):
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._transport is None:
             return
-        if self._block is not None and (kind != FrameType.CONTINUATION or stream_id != self._block_of):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers were not continued")
+        self._block.check(kind, stream_id)
         if kind == FrameType.DATA:
             self._on_data(flags, stream_id, payload)
         elif kind == FrameType.HEADERS:
@@ -210,22 +208,8 @@ class ServerConnection(asyncio.Protocol):
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a client opens stream {stream_id}")
-        fragment = without_padding(flags, payload)
-        if flags & Flag.END_HEADERS:
-            self._on_block(flags, stream_id, fragment)
-        else:
-            self._block, self._block_of, self._block_flags, self._block_frames = bytearray(fragment), stream_id, flags, 1
-
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is None:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a continuation of no headers")
-        self._block += payload
-        self._block_frames += 1
-        if len(self._block) > MAX_BLOCK_BYTES or self._block_frames > _MAX_BLOCK_FRAMES:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_BLOCK_BYTES} bytes")
-        if flags & Flag.END_HEADERS:
-            block, self._block = bytes(self._block), None
-            self._on_block(self._block_flags, stream_id, block)
+        if (block := self._block.begun(flags, stream_id, without_padding(flags, payload))) is not None:
+            self._on_block(flags, stream_id, block)
 
     def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
         # It is read in any case: the table of later ones depends on it.
@@ -291,7 +275,8 @@ class ServerConnection(asyncio.Protocol):
     def _on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         match kind:
             case FrameType.CONTINUATION:
-                self._on_continuation(flags, stream_id, payload)
+                if (block := self._block.continued(flags, payload)) is not None:
+                    self._on_block(self._block.flags, stream_id, block)
             case FrameType.RST_STREAM:
                 self._on_reset(stream_id, read_uint32(payload, "RST_STREAM"))
             case FrameType.SETTINGS if stream_id == 0:
