@@ -12,6 +12,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ryzanstein import errors
 from ryzanstein.cluster import Load, Node, NodeReport, NodeState
@@ -127,7 +128,8 @@ class Registry:
         if report.beat is not None and report.beat.sequence >= sequence:
             node, sequence = _reported(node, report, self._wall()), report.beat.sequence
         self._renew(replace(member, node=node, sequence=sequence, renewed_at=self._monotonic()))
-        self._note(member.node, node)
+        if _of_reports(node) != _of_reports(member.node):  # most beats of an idle node say nothing new
+            self._note(member.node, node)
         return node
 
     def drain(self, node_id: str) -> Node:
@@ -246,6 +248,10 @@ def _steady(node: Node) -> Node:
     """Returns the node without what changes with its work: loads, and the memory that was seen."""
     models = tuple(replace(report, load=_NO_LOAD, memory_bytes=0) for report in node.models)
     return replace(node, load=_NO_LOAD, beat_time=0.0, models=models)
+
+
+_of_reports = attrgetter("state", "model", "context_length", "load", "models", "memory_bytes")
+"""What a report sets of a node, besides its time."""
 
 
 def _reported(node: Node, report: NodeReport, now: float) -> Node:
