@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from ryzanstein.generation.tokens import FinishReason, Token
+from ryzanstein.router.generations.token_log import AppendResult
 from ryzanstein.router.journal.journal import JournalUnavailableError
 from ryzanstein.rpc.status import error_from_rpc
 from ryzanstein.v1 import inference_pb2 as inference
@@ -187,8 +189,9 @@ async def test_a_reader_who_is_refused_does_not_make_a_paused_generation_run(nod
     assert len((await client.attach(router).read(20)).tokens) >= 20
 
 
-async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(node: Any, start: Any) -> None:
-    router = await start("only", default_deadline_s=1.0)
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_an_answer_is_complete_if_its_last_frame_comes_before_its_deadline(node: Any, start: Any, in_time: bool) -> None:
+    router = await start("only")
     node.step_s = 0.05
     client = await Client().ask(router).read(3)
     core = router.router.core
@@ -197,37 +200,26 @@ async def test_an_answer_that_is_complete_as_its_deadline_passes_is_an_answer(no
     log = generation.log
 
     def complete() -> None:
-        """Delivers the last frame after the deadline has cancelled the task, before the task runs."""
         tokens = log.choices[0].tokens
         for index in range(len(tokens), len(tokens) + 3):
             log.append(attempt, 0, index, Token(1000 + index, f"0.{index} "), "a")
-        log.finish(attempt, 0, FinishReason.STOP)
-        generation.end_choice(0)
+        if log.finish(attempt, 0, FinishReason.STOP) is AppendResult.NEW:
+            generation.end_choice(0)
 
-    task = core._lifecycle._running[generation].task
-    cancel = task.cancel
-
-    class Watched:
-        """`asyncio.timeout` cancels its task through this."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(task, name)
-
-        def cancel(self, *arguments: Any) -> bool:
-            asyncio.get_running_loop().call_soon(complete)
-            return bool(cancel(*arguments))
-
-    (timeout,) = (handle for handle in asyncio.get_running_loop()._scheduled if _timeout_of(handle, task))
-    timeout._callback.__self__._task = Watched()
+    overdue = partial(core._lifecycle._overdue, generation)
+    # Both in one pass of the loop: before the generation's task runs again.
+    for event in (complete, overdue) if in_time else (overdue, complete):
+        event()
     async with asyncio.timeout(20):
-        await client.read()
-    assert client.reason == inference.FINISH_REASON_STOP
-    assert await lengths(router) == [1, len(client.tokens)]
-
-
-def _timeout_of(handle: Any, task: Any) -> bool:
-    """Whether a timer of the loop is the `asyncio.timeout` of this task."""
-    return not handle.cancelled() and getattr(getattr(handle._callback, "__self__", None), "_task", None) is task
+        if in_time:
+            await client.read()
+            assert client.reason == inference.FINISH_REASON_STOP
+            assert await lengths(router) == [1, len(client.tokens)]
+            return
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await client.read()
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not log.complete
 
 
 async def test_a_session_stays_busy_while_a_router_that_drains_answers_in_it(
