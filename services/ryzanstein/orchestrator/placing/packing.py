@@ -34,12 +34,12 @@ class NodeRoom:
         self._stay_bytes = 0
         self._largest_idle_bytes = 0
 
-    def serves(self, model: str) -> bool:
-        """Whether the node has the model, of any revision, and did not fail with it."""
+    @property
+    def served(self) -> frozenset[str]:
+        """The models that the node has, of any revision, and did not fail with."""
         if not self.node.plural:
-            return self.node.model == model and self.node.state is not NodeState.FAILED
-        report = self._reports.get(model)
-        return report is not None and report.state is not NodeState.FAILED
+            return frozenset() if self.node.state is NodeState.FAILED else frozenset({self.node.model})
+        return frozenset(model for model, report in self._reports.items() if report.state is not NodeState.FAILED)
 
     def lacks(self, deployment: Deployment) -> tuple[bool, bool]:
         """Returns whether the node answers no requests for the model, and whether it has not this revision.

@@ -131,16 +131,11 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
     """
     counts: Counter[str] = Counter()
     before = {node_id: {d.model for d in assigned} for node_id, assigned in reports.before.items()}
+    homes = _homes(rooms, before)
 
     def where(*, assigned: bool, served: bool) -> list[list[NodeRoom]]:
-        return [
-            [
-                room
-                for room in rooms
-                if (d.model in before.get(room.node.node_id, ())) is assigned and room.serves(d.model) is served
-            ]
-            for d in deployments
-        ]
+        found = homes[assigned, served]
+        return [found.get(d.model, []) for d in deployments]
 
     def awaited(deployment: Deployment, room: NodeRoom) -> bool:
         has_failed = room.fails(deployment) or (room.node.node_id, deployment.model) in reports.failed
@@ -153,6 +148,18 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
         _keep_where(deployments, absent, counts, rooms, reports.surges, fitting=True)
     _keep_where(deployments, where(assigned=False, served=True), counts, rooms, reports.surges, fitting=bool(before))
     return counts
+
+
+def _homes(
+    rooms: Sequence[NodeRoom], before: Mapping[str, Collection[str]]
+) -> dict[tuple[bool, bool], dict[str, list[NodeRoom]]]:
+    """Returns the rooms of each model by whether it is assigned to the node, and whether the node serves it: one or both."""
+    homes: dict[tuple[bool, bool], dict[str, list[NodeRoom]]] = {(True, True): {}, (True, False): {}, (False, True): {}}
+    for room in rooms:
+        assigned, served = before.get(room.node.node_id, frozenset()), room.served
+        for model in {*assigned, *served}:
+            homes[model in assigned, model in served].setdefault(model, []).append(room)
+    return homes
 
 
 def _keep_where(
