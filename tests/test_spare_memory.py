@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from ryzanstein.process.spare_memory import LEAST_BYTES, QUICK_BLOCKS, CalmCollector, SpareMemory
+from ryzanstein.process.spare_memory import LEAST_BYTES, QUICK_OBJECTS, CalmCollector, SpareMemory
 
 PEAK = """
 from ryzanstein.process.spare_memory import resident_bytes, trim
@@ -104,13 +105,51 @@ def test_many_objects_that_are_in_use_are_not_looked_at_and_cycles_are_once_ther
     assert found.splitlines() == ["0 False", "True", "False"]
 
 
+MIB = 2**20
+
+
+class World:
+    """What a collector sees: old objects, resident memory in MiB, and the time in seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit_mib: float = math.inf) -> None:
+        self.objects, self.mib, self.now = 10, 100, 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.collector = CalmCollector(lambda: self.objects, lambda: self.mib * MIB, limit_mib * MIB)
+
+    def looks(self, objects: int, mib: int, now: float) -> bool:
+        """Returns whether it collects then, and does so."""
+        self.objects, self.mib, self.now = objects, mib, now
+        if not self.collector.look():
+            return False
+        self.collector.collected()
+        return True
+
+
 def test_memory_that_grows_without_end_is_collected_once_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    size, now = 100, 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    collector = CalmCollector(iter([0, *[5 * QUICK_BLOCKS] * 9]).__next__, lambda: size)
-    size, now = 100 + 600 * 2**20, 10.0
-    assert not collector.look()
-    now = 3601.0
-    assert collector.look()
-    collector.collected()
-    assert not collector.look()
+    world = World(monkeypatch)
+    many = 5 * QUICK_OBJECTS
+    assert [world.looks(many, 100 + mib, now) for mib, now in ((600, 10.0), (600, 3601.0), (700, 3700.0))] == [
+        False,
+        True,
+        False,
+    ]
+    assert not world.looks(many, 800, 7300.0), "it has grown little since"
+    assert not world.looks(many, 200, 7400.0)
+    assert world.looks(many, 800, 7500.0), "it has grown since it was least"
+
+
+def test_a_process_near_its_limit_collects_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limit_mib=1000)
+    many = 5 * QUICK_OBJECTS
+    assert [world.looks(many, 900, now) for now in (30.0, 61.0, 100.0, 122.0)] == [False, True, False, True]
+
+
+def test_few_objects_are_collected_when_they_or_their_memory_have_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    assert not world.looks(10_000, 110, 10.0)
+    assert world.looks(40_000, 110, 20.0)
+    assert not world.looks(41_000, 120, 30.0)
+    assert world.looks(41_000, 160, 40.0), "large and few"
+    assert not world.looks(10 * QUICK_OBJECTS, 600, 50.0)
+    assert not world.looks(15_000, 150, 60.0)
+    assert world.looks(36_000, 150, 70.0), "counted from the least since"

@@ -1,4 +1,4 @@
-"""The id of a call in the logs of all services: the client's own, or a generated one. And other random numbers of requests."""
+"""The id of a call in the logs of all services: the client's own, or a generated one; and what else is random in a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class RandomNumbers:
 
     def __init__(self) -> None:
         self.forget()
-        os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         """Drops what was read: a process that was forked must not give what its parent gives."""
@@ -31,6 +30,7 @@ class RandomNumbers:
 
 
 _NUMBERS = RandomNumbers()
+os.register_at_fork(after_in_child=_NUMBERS.forget)
 
 
 def random_id() -> str:

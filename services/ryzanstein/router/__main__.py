@@ -26,7 +26,7 @@ from ryzanstein.addresses import is_loopback
 from ryzanstein.auth.certificates.public import PublicCertificates
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.observe.metrics import MetricsServer, NewMetricsPort
-from ryzanstein.process.allotment import may_open
+from ryzanstein.process.allotment import may_open, memory_bytes
 from ryzanstein.process.background import STOP
 from ryzanstein.process.service_process import read_settings, run_service
 from ryzanstein.process.spare_memory import CalmCollector, SpareMemory
@@ -119,8 +119,10 @@ def _adapter_access(router: Router, settings: RouterSettings) -> AdapterAccess:
 
 def _num_connections(settings: RouterSettings) -> int:
     """Returns how many connections of clients there may be; gRPC counts its own only with TLS."""
-    with_tls = 2 * HandshakeBounds().max_open + MAX_RPC_CONNECTIONS
-    return settings.http_max_connections + (with_tls if settings.tls_cert is not None else 0)
+    handshakes = HandshakeBounds().max_open
+    with_tls = 2 * handshakes + MAX_RPC_CONNECTIONS
+    between_services = 0 if settings.tls == "off" else handshakes
+    return settings.http_max_connections + between_services + (with_tls if settings.tls_cert is not None else 0)
 
 
 async def serve(
@@ -222,7 +224,7 @@ async def _keep_readiness(router: Router, rpc: RpcServer) -> None:
 def main() -> int:
     """Runs the process and returns its exit code."""
     settings = read_settings(RouterSettings)
-    collector = CalmCollector()
+    collector = CalmCollector(limit_bytes=memory_bytes())
     collector.begin()
     run = partial(_run, collector)
     return run(settings) if settings.processes == 1 else run_processes(settings, run)

@@ -11,7 +11,11 @@ from bisect import bisect_left
 from typing import Any, Self
 
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import values as library_values
 from prometheus_client.samples import Exemplar
+
+# With PROMETHEUS_MULTIPROC_DIR the library keeps its values in files: then it counts itself.
+_IN_MEMORY = library_values.ValueClass is library_values.MutexValue
 
 
 class _Found:
@@ -46,7 +50,7 @@ class LabelledCounter(_Found, Counter):
     """A counter with labels. Every use names them."""
 
     def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
-        if amount < 0 or exemplar:
+        if amount < 0 or exemplar or not _IN_MEMORY:
             super().inc(amount, exemplar)
             return
         value = self._value
@@ -58,6 +62,9 @@ class LabelledGauge(_Found, Gauge):
     """A gauge with labels. Every use names them."""
 
     def inc(self, amount: float = 1) -> None:
+        if not _IN_MEMORY:
+            super().inc(amount)
+            return
         value = self._value
         with value._lock:
             value._value += amount
@@ -70,6 +77,9 @@ class LabelledHistogram(_Found, Histogram):
     """A histogram with labels. Every use names them."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        if not _IN_MEMORY:
+            super().observe(amount, exemplar)
+            return
         total, bucket = self._sum, self._buckets[bisect_left(self._upper_bounds, amount)]
         with total._lock:
             total._value += amount

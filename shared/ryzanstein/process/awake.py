@@ -188,7 +188,7 @@ class AwakeQueue:
         return len(self._when)
 
     def add(self, name: str, when: float) -> None:
-        """Calls `due` with the name at a time of the clock, instead of at one given before."""
+        """Schedules a name, in place of its earlier time."""
         self._when.pop(name, None)
         self._when[name] = when
         if self._timer is None:

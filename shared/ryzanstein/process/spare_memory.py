@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from pathlib import Path
 
 LOOK_S = 10.0
 LEAST_BYTES = 32 * 2**20
-QUICK_BLOCKS = 100_000
-"""Blocks of memory in which a full collection takes at most 0.1 s."""
-_GROWN_BLOCKS = 20_000
+QUICK_OBJECTS = 100_000
+"""Old objects that a full collection looks at in at most 0.1 s."""
+_GROWN_OBJECTS = 20_000
+_FULL, _FULL_S = 0.85, 60.0
+"""A process that holds this share of its limit collects once in so many seconds."""
 _LEAK_BYTES = 512 * 2**20
 _LEAK_S = 3600.0
 _NEVER = 2**30
@@ -58,23 +60,32 @@ def give_back() -> None:
         malloc_trim(0)
 
 
+def _num_old_objects() -> int:
+    """Returns how many objects a full collection would look at, besides new ones."""
+    return len(gc.get_objects(generation=2))
+
+
 class CalmCollector:
     """Decides when a process that must stay on time collects garbage from all of its memory.
 
-    The interpreter does so when a quarter of the objects is new: in a router that holds 35,000 answers for clients that
-    may come back, it stopped for 1.6 s. Nearly all of these objects die without the collector. What is in cycles and
-    outlived the two younger generations waits here until memory is small, or has grown as by a leak, once an hour.
+    By default the interpreter does so when a quarter of the objects is new. In a router with 35,000 ended answers, which
+    clients may come back to, that stopped the process for 1.6 s. Reference counts free nearly all of these objects. The
+    others are cycles that outlived the two younger generations. They are collected when that is quick, when memory runs
+    out, and after an hour of growth.
     """
 
     def __init__(
-        self, blocks: Callable[[], int] = sys.getallocatedblocks, resident: Callable[[], int] = resident_bytes
+        self,
+        objects: Callable[[], int] = _num_old_objects,
+        resident: Callable[[], int] = resident_bytes,
+        limit_bytes: float = math.inf,
     ) -> None:
-        self._blocks, self._resident = blocks, resident
-        self._own_blocks = self._collected_blocks = blocks()
-        self._collected_bytes, self._collected_at = resident(), time.monotonic()
+        self._objects, self._resident, self._limit_bytes = objects, resident, limit_bytes
+        self._least_objects = objects()
+        self._least_bytes, self._collected_at = resident(), time.monotonic()
 
     def begin(self) -> None:
-        """Never looks at what is there now again, and seldom at the rest.
+        """Exempts the objects of now from collections, and makes full collections rare.
 
         At the default, every 700 new objects, a loaded router spends 3 % of its time in the collector. Every call of
         the gRPC library leaves a cycle of ten objects: what waits for a collection is a megabyte.
@@ -86,15 +97,16 @@ class CalmCollector:
 
     def look(self) -> bool:
         """Returns whether to collect now. Call `collected` when that is done."""
-        blocks = self._blocks()
-        if blocks - self._own_blocks <= QUICK_BLOCKS:
-            return blocks - self._collected_blocks >= _GROWN_BLOCKS
-        long_ago = time.monotonic() - self._collected_at >= _LEAK_S
-        return long_ago and self._resident() - self._collected_bytes >= _LEAK_BYTES
+        objects, resident, waited_s = self._objects(), self._resident(), time.monotonic() - self._collected_at
+        self._least_objects, self._least_bytes = min(self._least_objects, objects), min(self._least_bytes, resident)
+        if objects <= QUICK_OBJECTS:
+            return objects - self._least_objects >= _GROWN_OBJECTS or resident - self._least_bytes >= LEAST_BYTES
+        if resident > _FULL * self._limit_bytes:
+            return waited_s >= _FULL_S
+        return waited_s >= _LEAK_S and resident - self._least_bytes >= _LEAK_BYTES
 
     def collected(self) -> None:
-        self._collected_blocks, self._collected_bytes = self._blocks(), self._resident()
-        self._collected_at = time.monotonic()
+        self._least_objects, self._least_bytes, self._collected_at = self._objects(), self._resident(), time.monotonic()
 
 
 class SpareMemory:

@@ -50,6 +50,8 @@ _UNREAD_CALLS = 8192
 # another one for its next calls; those that run go on.
 _SHARED_AGE_MS = 600_000
 
+_HALF_SENT_BYTES = 64 * 2**20
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -84,16 +86,17 @@ def server_options(
 
 
 class RpcServer:
-    """A grpc.aio server with health, reflection and the error interceptor.
+    """A gRPC server with health, reflection and the error interceptor.
 
     Add servicers to `.server` before `start`. After it `port` is the bound port (useful with port 0).
-    `clients_ping_s` is how often a client may ping. The library ends a request of more than
+    `clients_ping_s` is how often a client may ping. It ends a request of more than
     `max_request_bytes`, and a call beyond `max_calls` at once, with RESOURCE_EXHAUSTED before it is read.
     `guard` says who may call what, by default everybody everything. `metrics` measures the calls, none by
     default. With `tls` it listens on the port of that too, or where TLS is required on that alone: `port`
     is then the same as `tls_port`. With `health_port` its health is also answered there, without TLS.
     `certificates` are for clients without any: with them `port` has TLS. Connections beyond
-    `max_connections`, also those in their handshake, are closed. If it `shares_port`, other processes may listen there too.
+    `max_connections` are closed; the builtin server takes 1,024 in their handshake besides. If it `shares_port`, other
+    processes may listen there too.
     Its ports are the `builtin` server's (`rpc.http2.serving`), or the library's.
     """
 
@@ -122,6 +125,7 @@ class RpcServer:
             bounds = ServerBounds(
                 max_request_bytes=max_request_bytes,
                 max_response_bytes=MAX_MESSAGE_BYTES,
+                max_half_sent_bytes=max(_HALF_SENT_BYTES, 4 * max_request_bytes),
                 max_calls=max_calls or _UNREAD_CALLS,
                 min_ping_interval_s=clients_ping_s / 2,
                 handshake_s=_HANDSHAKE_MS / 1000,
@@ -174,9 +178,10 @@ class RpcServer:
             if certificates is None:
                 return int(self.server.add_insecure_port(address))
             if isinstance(self.server, Http2Server):
+                certificates.context()  # one that cannot be used ends the start
                 return self.server.add_tls_port(address, certificates.context)
             return int(self.server.add_secure_port(address, certificates.credentials()))
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             await self.server.stop(None)
             raise OSError(f"cannot listen on {address}: {error}") from None
 

@@ -277,7 +277,7 @@ async def test_a_client_that_does_not_read_holds_its_handler_and_no_memory() -> 
         await until(lambda: not service.running)
 
 
-async def test_half_sent_messages_are_bounded_over_all_connections_and_free_their_room() -> None:
+async def test_unfinished_messages_give_way_over_all_connections_the_longest_without_progress_first() -> None:
     message, half = prefixed(bytes(80_000)), 60_000
 
     def part(stream: int, begin: int, end: int, flags: int = 0) -> bytes:
@@ -286,20 +286,24 @@ async def test_half_sent_messages_are_bounded_over_all_connections_and_free_thei
 
     async with serving(max_half_sent_bytes=100_000) as (server, port), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(port)) for _ in range(3)]
-        for client in clients[:2]:
-            client.send(frame(HEADERS, END_HEADERS, 1, head()) + part(1, 0, half))
-        code, why = await clients[1].status()
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "at most 100000" in why
+        clients[0].send(frame(HEADERS, END_HEADERS, 1, head()) + part(1, 0, 30_000))
+        await until(lambda: server.half_sent.num_bytes == 30_000)
+        clients[1].send(frame(HEADERS, END_HEADERS, 1, head()) + part(1, 0, 30_000))
+        await until(lambda: server.half_sent.num_bytes == 60_000)
+        clients[0].send(part(1, 30_000, half))
+        await until(lambda: server.half_sent.num_bytes == half + 30_000)
+        clients[2].send(frame(HEADERS, END_HEADERS, 1, head()) + part(1, 0, 30_000))
+        assert (await clients[1].status())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await until(lambda: server.half_sent.num_bytes == half + 30_000)
+        clients[2].send(frame(RST, 0, 1, b"\0\0\0\x08"))
         await until(lambda: server.half_sent.num_bytes == half)
         room = frame(WINDOW, 0, 0, b"\0\1\0\0") + frame(WINDOW, 0, 1, b"\0\1\0\0")
         clients[0].send(room + part(1, half, len(message), END_STREAM))
         assert await clients[0].status() == OK
-        for end in (frame(RST, 0, 1, b"\0\0\0\x08"), b""):
-            clients[2].send(frame(HEADERS, END_HEADERS, 1 if end else 3, head()) + part(1 if end else 3, 0, half))
-            await until(lambda: server.half_sent.num_bytes == half)
-            clients[2].send(end) if end else clients[2].writer.transport.abort()
-            await until(lambda: server.half_sent.num_bytes == 0)
+        clients[2].send(frame(HEADERS, END_HEADERS, 3, head()) + part(3, 0, half))
+        await until(lambda: server.half_sent.num_bytes == half)
+        clients[2].writer.transport.abort()
+        await until(lambda: server.half_sent.num_bytes == 0)
 
 
 async def test_a_window_that_the_client_opens_later_lets_the_answer_through() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from ryzanstein.auth.peers.material import LiveMaterial
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
 from ryzanstein.rpc.server import RpcServer
+from ryzanstein.rpc.tls.client_context import client_context as client_context_of
 from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 OK = (grpc.StatusCode.OK, "")
@@ -82,6 +84,55 @@ async def test_who_makes_no_handshake_is_closed_in_time(said: bytes) -> None:
             writer.transport.abort()
 
 
+async def test_a_port_that_asks_for_certificates_resumes_no_session(tmp_path: Path) -> None:
+    """A session of TLS 1.2 would let a client in for two hours whose certificate was checked once."""
+    authority, peer = Authority.new(DEFAULT_TRUST), Peer(PeerRole.ORCHESTRATOR)
+    for each, name in ((peer, "server"), (Peer(PeerRole.ROUTER, "r-1"), "client")):
+        authority.write(each, tmp_path / name)
+    tls = ServiceTls.open(tmp_path / "server", DEFAULT_TRUST, peer, TlsMetrics("test", CollectorRegistry()))
+    server = RpcServer("127.0.0.1", 0, [], tls=tls)
+    await server.start()
+    context = client_context_of(
+        LiveMaterial(tmp_path / "client", DEFAULT_TRUST, TlsMetrics("test", CollectorRegistry())).current
+    )
+
+    def shake(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        with (
+            socket.create_connection(("127.0.0.1", server.tls_port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=peer.server_name(DEFAULT_TRUST), session=session) as secure,
+        ):
+            secure.sendall(GREETING)
+            secure.recv(65_536)  # a ticket would have come before
+            return secure.session, secure.session_reused
+
+    try:
+        first, _ = await asyncio.to_thread(shake, None)
+        assert (await asyncio.to_thread(shake, first))[1] is False
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):
+            await asyncio.to_thread(shake, None)
+    finally:
+        await server.stop(0)
+
+
+async def test_a_set_that_openssl_refuses_ends_the_start_and_later_the_handshakes(tmp_path: Path) -> None:
+    peer = Peer(PeerRole.ORCHESTRATOR)
+    Authority.new(DEFAULT_TRUST).write(peer, tmp_path / "server")
+    tls = ServiceTls.open(tmp_path / "server", DEFAULT_TRUST, peer, TlsMetrics("test", CollectorRegistry()))
+    port = tls.certificates()
+    good, chain = port.context(), tls.material.current.chain
+    assert port.context() is good
+    object.__setattr__(tls.material.current, "chain", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    tls.material.version += 1
+    for _ in range(2):
+        with pytest.raises(OSError):
+            port.context()
+    with pytest.raises(OSError, match="cannot listen on"):
+        await RpcServer("127.0.0.1", 0, [], tls=tls).start()
+    object.__setattr__(tls.material.current, "chain", chain)
+    assert port.context() is not good
+
+
 async def _context_of_a_call(folder: Path, *, builtin: bool) -> dict[str, list[str]]:
     """Returns what a call of a router learns of its connection."""
     authority, router = Authority.new(DEFAULT_TRUST), Peer(PeerRole.ROUTER, "r-1")
@@ -115,5 +166,5 @@ async def test_a_call_learns_the_same_of_its_connection_as_with_the_library(tmp_
     assert ours["peer_uri"] == library["peer_uri"] != []
     for name in ("transport_security_type", "security_level", "x509_subject_alternative_name", "peer_dns"):
         assert ours.get(name, []) == library.get(name, []), name
-    assert ours["x509_pem_cert"][0].startswith("-----BEGIN CERTIFICATE-----\n")
-    assert len(ours["x509_pem_cert"][0].split("\n")) == len(library["x509_pem_cert"][0].split("\n"))
+    shown = (tmp_path / "ours" / "client" / "tls.crt").read_text()
+    assert ours["x509_pem_cert"] == [shown[: len(ours["x509_pem_cert"][0])]]

@@ -367,9 +367,10 @@ class Checks:
 
 
 def _left_in(router: Any) -> Iterator[tuple[str, int]]:
-    core = router.core
-    yield "generations", len(core._generations._by_id)
-    yield "timers of generations", len(core._generations._timers)
+    core, generations = router.core, router.core._generations
+    yield "generations", len(generations._by_id)
+    for name in ("_unread", "_expiring", "_expiring_after_grace"):
+        yield f"names in {name[1:]}", len(getattr(generations, name))
     yield "holds", router.allowance.num_held
     yield "claims", len(core._turns.claimed._held)
     yield "entries of the journal", len(getattr(core._recorder, "_entries", ()))

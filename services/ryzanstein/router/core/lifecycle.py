@@ -44,8 +44,8 @@ class _Stop(IntEnum):
     """Why a generation's task is cancelled. Of several reasons the highest applies."""
 
     PAUSED = 1
-    UNREAD = 2
-    OVERDUE = 3
+    OVERDUE = 2
+    UNREAD = 3
     CANCELLED = 4
     REFUSED = 5
     MOVED = 6
@@ -119,6 +119,8 @@ class Lifecycle:
         # Its router may have died before that was counted.
         generation.meter.settle(generation.log.num_tokens)
         self.retained.ended(generation)
+        if not generation.paused and (generation.error is None or not may_go_on(generation.error)):
+            generation.shrink()
 
     def resume(self, generation: Generation) -> None:
         """Runs a generation again from where it ended, until its deadline.

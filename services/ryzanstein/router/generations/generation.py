@@ -26,7 +26,8 @@ from ryzanstein.router.generations.meter import UNMETERED, Meter
 from ryzanstein.router.generations.token_log import TokenLog
 
 PAUSED = "GENERATION_PAUSED"
-_SMALL_PROMPT_BYTES = 1024
+# What a smaller prompt takes is less than what the rest of a request does.
+_SMALL_PROMPT_BYTES = 256
 STAGES = ("admission", "session", "choose", "accept", "first_token")
 
 

@@ -75,7 +75,7 @@ class ChoiceLog:
         self._written.append(token)
 
     def pack(self) -> None:
-        """Makes the tokens small. None can be appended any more."""
+        """Makes the tokens small. Nothing can be appended afterwards."""
         if not any(token.logprobs for token in self._written):
             self.tokens, self._written = PackedTokens(self._written), []
 

@@ -24,7 +24,7 @@ CERTIFICATE_FILE, KEY_FILE = "tls_cert", "tls_key"
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _MAX_CHAIN = 10
 # Of TLS 1.2; those of 1.3 are all good. Each has forward secrecy.
-_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 # How a certificate in DER form names its key: P-256, P-384, RSA. The TLS of gRPC signs with no other.
 _KEY_KINDS = tuple(
     map(
@@ -123,7 +123,7 @@ def _client(certificate: Path, anchors: Sequence[str]) -> ssl.SSLContext:
 def _context(certificate: Path, key: Path, files: Mapping[str, bytes]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(_CIPHERS)
+    context.set_ciphers(CIPHERS)
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:

@@ -20,12 +20,8 @@ class HeaderBlock:
         """Those of the HEADERS with which the last block began."""
 
     def check(self, kind: int, stream_id: int) -> None:
-        """Raises Http2Error for a frame that comes between the parts of a block, or continues none."""
-        is_part = kind == FrameType.CONTINUATION
-        if self._fragments is None:
-            if is_part:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a continuation of no headers")
-        elif not is_part or stream_id != self.stream_id:
+        """Raises Http2Error for a frame that comes between the parts of a block."""
+        if self._fragments is not None and (kind != FrameType.CONTINUATION or stream_id != self.stream_id):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers were not continued")
 
     def begun(self, flags: int, stream_id: int, fragment: bytes) -> bytes | None:

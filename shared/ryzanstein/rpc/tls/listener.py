@@ -27,7 +27,6 @@ _TURN_S = 0.001
 _MAX_WAITING = 128
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S, _NO_DESCRIPTOR_S = 0.02, 1.0
-_CLOSING_S = 5.0  # for a client to say that it saw the end of the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,8 @@ class Handshakes:
     context: Callable[[], ssl.SSLContext]
     metrics: HandshakeCounts | None = None
     bounds: HandshakeBounds = field(default_factory=HandshakeBounds)
+    closing_s: float = 5.0
+    """For a client to read what was written, and to say that it saw the end of the connection."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +77,7 @@ class _Half:
 class TlsListener:
     """Listens as `asyncio.Server` does, of which it has the part that is used here.
 
-    `plain_answer` is sent to who speaks no TLS.
+    `plain_answer` is sent to clients that do not speak TLS.
     Where there is no room for one more, the connection ends that has been silent longest, or else the
     handshake that takes longest: an honest client speaks at once, and takes a few round trips. If none
     has had its time, new ones wait in the kernel's queue.
@@ -91,6 +92,7 @@ class TlsListener:
     ) -> None:
         self._listener, self._new_protocol, self._plain_answer = listener, new_protocol, plain_answer
         self._context, self._bounds, self._metrics = tls.context, tls.bounds, tls.metrics
+        self._closing_s = tls.closing_s
         self._loop = asyncio.get_running_loop()
         # Each in the order of their accept: those that said nothing, those that wait for their turn, those that began.
         self._silent: dict[_Half, None] = {}
@@ -225,7 +227,7 @@ class TlsListener:
         half.begun = True
         try:
             await self._loop.connect_accepted_socket(
-                self._new_protocol, half.sock, ssl=self._context(), ssl_shutdown_timeout=_CLOSING_S
+                self._new_protocol, half.sock, ssl=self._context(), ssl_shutdown_timeout=self._closing_s
             )
         except OSError as error:  # also what OpenSSL says
             self._ended(half, "failed")

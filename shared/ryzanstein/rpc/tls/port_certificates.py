@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple
 
 import grpc
+import structlog
 
 from ryzanstein.auth.certificates.live import LiveCertificates, T
 from ryzanstein.rpc.tls.server_context import server_context
+
+log = structlog.get_logger(__name__)
 
 
 class ShownCertificate(NamedTuple):
@@ -27,6 +30,7 @@ class PortCertificates(Generic[T]):
     def __init__(self, live: LiveCertificates[T], shown: Callable[[T], ShownCertificate]) -> None:
         self._live, self._shown = live, shown
         self._context: ssl.SSLContext | None = None
+        self._version = 0
         # gRPC frees what it is given: each configuration is handed out once.
         self._new: deque[grpc.ServerCertificateConfiguration] = deque(maxlen=1)
 
@@ -39,14 +43,14 @@ class PortCertificates(Generic[T]):
         return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, require_client_authentication=asks_clients)
 
     def context(self) -> ssl.SSLContext:
-        """Returns the context of a handshake that begins now."""
-        if self._context is None:
-            self._context = server_context(*self._shown(self._live.current))
-            self._live.observe(self._changed)
+        """Returns the context of a handshake that begins now. Raises OSError for certificates that cannot be used."""
+        if self._context is None or self._version != self._live.version:
+            try:
+                self._context, self._version = server_context(*self._shown(self._live.current)), self._live.version
+            except OSError as error:  # OpenSSL's are of this kind
+                log.error("certificates cannot be used, handshakes fail", error=str(error))
+                raise
         return self._context
-
-    def _changed(self, new: T) -> None:
-        self._context = server_context(*self._shown(new))
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         try:

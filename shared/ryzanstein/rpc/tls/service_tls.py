@@ -1,4 +1,4 @@
-"""TLS of one service: its certificates, the credentials of its port, whom it admits, and how it dials others.
+"""TLS of one service: its certificates, the certificates of its port, whom it admits, and how it dials others.
 
 Needs the package `cryptography`, so a service imports this only where TLS is on.
 """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
+from zlib import crc32
 
 import grpc
 import structlog
@@ -41,10 +41,9 @@ BEAT_S = 1.0
 # Used while attempts run. Waiting for the next beat takes up to this much of the time in which a
 # deaf node is detected.
 WORKING_BEAT_S = 0.15
-# A quiet link beats at a moment that it shares with others: a router that has a thousand wakes 16 times for
-# all of them in two seconds, and their nodes' answers come together, too.
+# Quiet links share the moments of their beats. A router with a thousand quiet links wakes 16 times in two seconds
+# to beat on all of them, and the answers of their nodes come together, too.
 MOMENT_S = 0.125
-_places = itertools.count()
 
 _METHOD = "/ryzanstein.v1.WorkerService/Connect"
 _LEAST_DELAY_S = 0.001  # of the loop's timers
@@ -84,7 +83,7 @@ class Connection:
         self._half_sent: _Written | None = None
         self._beats = 0
         self._last_beat = -math.inf
-        self._place = next(_places)
+        self._place = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -97,6 +96,7 @@ class Connection:
 
     async def open(self, address: str, expect: Peer, dialer: Dialer, hello: worker.RouterHello) -> None:
         """Exchanges hellos. Raises NotConnectedError."""
+        self._place = crc32(f"{hello.model} {address}".encode())
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 self._stream = await dialer.open_stream(address, expect, _METHOD, self)
@@ -259,7 +259,7 @@ class Connection:
 
 
 def next_moment(last: float, interval_s: float, place: int) -> float:
-    """Returns the first of a quiet link's moments after `last`. They are `interval_s` apart, and its place tells which."""
+    """Returns the first of a quiet link's moments after `last`. They are `interval_s` apart; `place` selects their offset."""
     moment_s = place * MOMENT_S % interval_s
     return math.ceil((last + MOMENT_S / 2 - moment_s) / interval_s) * interval_s + moment_s
 

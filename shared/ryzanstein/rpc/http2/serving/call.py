@@ -116,17 +116,19 @@ class ServerCall:
             return
         try:
             reader.feed(payload)
-            if reader.num_left != self._half_sent:
-                more, self._half_sent = reader.num_left - self._half_sent, reader.num_left
-                self._handlers.half_sent.grow(more)
         except MessageError as error:
             self.end(error.code, str(error))
+            return
+        if reader.num_left != self._half_sent:
+            self._half_sent = reader.num_left
+            self._handlers.half_sent.hold(self, self._half_sent)
         self._credit()
 
     def _read_no_more(self) -> None:
         self._reader = None
-        self._handlers.half_sent.grow(-self._half_sent)
-        self._half_sent = 0
+        if self._half_sent:
+            self._half_sent = 0
+            self._handlers.half_sent.hold(self, 0)
 
     def half_closed(self) -> None:
         """Called when the client sends no more."""

@@ -53,7 +53,8 @@ log = structlog.get_logger(__name__)
 CONNECTION_WINDOW = 4 * 2**20
 # Answers to pings and settings that a client does not read.
 MAX_UNREAD_ANSWERS = 2**20
-_CLOSING_S, _DRAIN_S = 1.0, 10.0
+_CLOSING_S, DRAIN_S = 1.0, 10.0
+_MOST_UNSENT_BYTES = 64 * 1024
 _LAST_CALLS, _LAST_CALLS_S = b"lastcall", 1.0
 _GOING = "the server stops or balances its connections"
 
@@ -116,6 +117,7 @@ class ServerConnection(asyncio.Protocol):
             self._abort()
             return
         self.auth = {} if tls is None else auth_context(tls)
+        self._transport.set_write_buffer_limits(_MOST_UNSENT_BYTES)  # by default half a megabyte with TLS
         self._timer = self._loop.call_later(self._host.handshake_s, self._no_preface)
         settings = {
             Setting.MAX_CONCURRENT_STREAMS: self._host.max_streams,
@@ -400,7 +402,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         if self._going and not self._streams:
-            self._close(_DRAIN_S)
+            self._close(DRAIN_S)
 
     def _break_off(self, error: Http2Error) -> None:
         if error.code is not ErrorCode.NO_ERROR:
@@ -411,8 +413,8 @@ class ServerConnection(asyncio.Protocol):
     def _close(self, within_s: float, *, still_sends: bool = False) -> None:
         """Says that nothing follows, and waits until the client has closed its side: it may still read what was written.
 
-        With TLS it says so by the last frame alone to a client that `still_sends`: else what that sends would make the
-        kernel drop what it has not read.
+        A client that `still_sends` learns it by the last frame alone where there is TLS. If this side closed the socket, the
+        kernel would answer what arrives with a reset, and the client would lose that frame.
         """
         transport, self._transport, self._closing = self._transport, None, self._transport
         if transport is None or self._writer is None:

@@ -19,7 +19,7 @@ import grpc
 
 from ryzanstein.addresses import host_of
 from ryzanstein.rpc.http2.serving.call import CallDetails, ServerCall
-from ryzanstein.rpc.http2.serving.connection import ServerConnection
+from ryzanstein.rpc.http2.serving.connection import DRAIN_S, ServerConnection
 from ryzanstein.rpc.http2.serving.half_sent import HalfSentMessages
 from ryzanstein.rpc.http2.serving.listening import bound_sockets
 from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes, TlsListener
@@ -37,7 +37,7 @@ _KEEPALIVE_S, _KEEPALIVE_TIMEOUT_S = 60.0, 20.0
 class ServerBounds:
     """What one server takes. Times are seconds, 0 of `max_connections` and `max_age_s` is no bound.
 
-    `max_half_sent_bytes`: of messages whose rest has not arrived, over all calls.
+    `max_half_sent_bytes`: of unfinished messages, over all calls.
     `max_age_s`: after it, a tenth more or less, a client is asked to open another connection.
     """
 
@@ -46,7 +46,7 @@ class ServerBounds:
     max_calls: int
     min_ping_interval_s: float
     handshake_s: float
-    max_half_sent_bytes: int = 256 * 2**20
+    max_half_sent_bytes: int = 64 * 2**20
     max_connections: int = 0
     max_age_s: float = 0.0
 
@@ -107,7 +107,7 @@ class Http2Server:
             self._servers.append(await loop.create_server(lambda: ServerConnection(self), sock=sock, backlog=_BACKLOG))
         bounds = HandshakeBounds(timeout_s=self.handshake_s)
         for sock, context in self._tls_sockets:
-            listener = TlsListener(sock, Handshakes(context, bounds=bounds), lambda: ServerConnection(self))
+            listener = TlsListener(sock, Handshakes(context, bounds=bounds, closing_s=DRAIN_S), lambda: ServerConnection(self))
             listener.start(_BACKLOG)
             self._servers.append(listener)
             self._listening.append(sock)
