@@ -32,7 +32,7 @@ ALLOWED = {
         "both end with the call, which raises what the work raised",
     ),
     "services/ryzanstein/router/faces/http/serving/server.py": (1, "`start` and `live` raise what it ended with"),
-    "services/ryzanstein/router/faces/http/serving/tls_listener.py": (1, "counts and logs whatever ends a handshake"),
+    "shared/ryzanstein/rpc/tls/listener.py": (1, "counts and logs whatever ends a handshake"),
     "services/ryzanstein/router/access/live.py": (1, "ends with the stream, which raises what it ended with"),
     "services/ryzanstein/router/core/peers.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/rpc/http2/serving/server.py": (1, "logs whatever ends a handler, and ends its call"),

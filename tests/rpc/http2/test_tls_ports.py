@@ -125,7 +125,7 @@ async def test_a_set_that_openssl_refuses_ends_the_start_and_later_the_handshake
     object.__setattr__(tls.material.current, "chain", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     tls.material.version += 1
     for _ in range(2):
-        with pytest.raises(OSError):
+        with pytest.raises(ssl.SSLError):
             port.context()
     with pytest.raises(OSError, match="cannot listen on"):
         await RpcServer("127.0.0.1", 0, [], tls=tls).start()
