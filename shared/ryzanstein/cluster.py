@@ -5,6 +5,7 @@ Enums of the wire are open: newer peers send numbers that this process does not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
@@ -250,7 +251,8 @@ class NodeReport:
 
     `needs` answer `Instruction.measure_paths`. `members_digest` is that of `Instruction.members`, as it
     was told them last, empty before; None: an older node, which is not told. So is `adapters_digest`, of
-    `Instruction.adapters`.
+    `Instruction.adapters`. `starts`: of each model that it is to serve and is not ready with, a number that grows whenever the
+    start moves; absent where that cannot be seen, and from an older node.
     """
 
     beat: Beat | None
@@ -259,6 +261,7 @@ class NodeReport:
     needs: tuple[ModelNeed, ...] = ()
     members_digest: bytes | None = None
     adapters_digest: bytes | None = None
+    starts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,5 +107,9 @@ def test_the_list_has_revisions_outdated_nodes_and_shortages(orchestrator: Any, 
     assert code == 0
     for part in ('"revision": 2', '"idle_unload_s": 0.0', '"missing_bytes": 5', '"reason": "too large"', '"node_id": "node-1"'):
         assert part in message
+    lacks = orchestrator_pb2.NodeShortage(node_id="node-2", missing_bytes=5 * 2**30, reason="needs 9.0 GiB")
+    stuck = orchestrator_pb2.NodeShortage(node_id="node-1", reason="failed lately: its start showed no progress for 600 s")
+    orchestrator.status["shortages"] = [stuck, lacks]
     table = deploy(orchestrator, "--list")[1]
     assert "outdated nodes" in table
+    assert table.splitlines()[-1] == f"'new': {stuck.node_id}: {stuck.reason}, node-2 lacks 5.0 GiB"

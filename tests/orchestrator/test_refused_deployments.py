@@ -8,7 +8,7 @@ import pytest
 
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned, Reports, place
-from ryzanstein.orchestrator.placing.refusals import REMEMBER_S, Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import REMEMBER_S, Refusals
 from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 BROKEN = Deployment("broken", "/models/broken", 1, 1)

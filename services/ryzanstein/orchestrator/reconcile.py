@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from ryzanstein.cluster import Deployment, Instruction, Node
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.packing import NodeShortage
 from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Failed, Placement, Reports, place
-from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.placing.rolling import RollingChanges
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.orchestrator.placing.unplaceable import below_minimum
@@ -25,6 +28,8 @@ from ryzanstein.orchestrator.placing.waves import kept, serves
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+
+log = structlog.get_logger(__name__)
 
 # Up to so many nodes are looked at in each tick while models change. More take longer, and are looked at less often: a
 # thousand of them every half second.
@@ -65,11 +70,17 @@ class Reconciler:
     """Holds the placement that the last `update` computed. `now` is monotonic seconds."""
 
     def __init__(
-        self, sources: Sources, telemetry: OrchestratorTelemetry, now: Callable[[], float], bounds: RolloutBounds | None = None
+        self,
+        sources: Sources,
+        telemetry: OrchestratorTelemetry,
+        now: Callable[[], float],
+        leases: ReplicaLeases,
+        bounds: RolloutBounds | None = None,
     ) -> None:
         self._sources = sources
         self._telemetry = telemetry
         self._now = now
+        self._leases = leases
         self._placement = Placement()
         self._rolling = RollingChanges(now, bounds, sources.halts)
         self._surges: Mapping[str, int] = {}
@@ -96,7 +107,7 @@ class Reconciler:
         self._looked_at = self._now()
         deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
         refusals = self._sources.refusals
-        refusals.note(nodes, self._placement.assigned)
+        refusals.note(nodes, self._placement.assigned, self._leases.reason)
         failed = self._failed = refusals.of(deployments, nodes)
         self._sources.halts.keep(deployments)
         surges = self._rolling.surges(deployments, self._holders(nodes), self._sources.needs.all())
@@ -163,6 +174,28 @@ class Reconciler:
     def left(self, node_id: str) -> None:
         """Notes that a node has left by itself, other than one whose lease expired."""
         self._rolling.left(node_id)
+
+    def reported(self, node: Node, starts: Mapping[str, int]) -> None:
+        """Notes how far a node is with the models that it starts. One that comes no further has failed there."""
+        assigned = self._placement.assigned.get(node.node_id, ()) if self._settled and starts else ()
+        told = [each for each in assigned if self._rolling.instructed(node, each).revision == each.revision]
+        for deployment in self._leases.reported(node, starts, told):
+            self._telemetry.replicas_expired.inc()
+            report = node.report(deployment.model)
+            log.warning(
+                "replica expired",
+                node_id=node.node_id,
+                model=deployment.model,
+                revision=deployment.revision,
+                reason=self._leases.reason(node, deployment),
+                state="absent" if report is None else report.state.name,
+                doing="" if report is None else report.reason,
+            )
+            self.invalidate()
+
+    def forget(self, node_id: str) -> None:
+        """Forgets the starts of a node that is no member any more."""
+        self._leases.forget(node_id)
 
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""

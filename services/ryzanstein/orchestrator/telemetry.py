@@ -43,6 +43,9 @@ class OrchestratorTelemetry:
         self.departures = self._counter("departures_total", "Members that left or whose lease expired.", "cause")
         for cause in ("expired", "left"):  # so that `increase()` sees the first one
             self.departures.labels(cause)
+        self.replicas_expired = self._counter(
+            "replicas_expired_total", "Models whose start on a node showed no progress for the length of a replica's lease."
+        )
         self.beats = self._counter("beats_total", "Heartbeats received.")
         self.changes = self._counter("changes_total", "Changes published to watchers.", "kind")
         self.snapshots = self._counter("snapshots_total", "Snapshots sent; cause overflow: the watcher fell behind.", "cause")

@@ -14,6 +14,7 @@ MAX_PATH_CHARS = 1024
 MAX_TP = 1024
 MAX_MODELS = 32
 MAX_NEEDS = 16
+MAX_STARTS = 2 * MAX_MODELS
 MAX_REASON_CHARS = 1024
 MAX_BYTES = 2**63 - 1
 MAX_NODE_TEXT_CHARS = 16384
@@ -61,6 +62,9 @@ def check_report(report: NodeReport) -> None:
     _check_count(report.needs, MAX_NEEDS, "needs")
     for number, need in enumerate(report.needs):
         _check_need(need, f"needs[{number}]")
+    _check_count(report.starts, MAX_STARTS, "starts")
+    for model in report.starts:
+        _check_name(model, "starts")
 
 
 def _check_need(need: ModelNeed, field: str) -> None:

@@ -21,6 +21,7 @@ from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_valu
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
 from ryzanstein.cli.rollout.rollout import Rollout, RolloutEnd
+from ryzanstein.cli.rollout.shortages import listed_shortages
 from ryzanstein.cluster import Deployment, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
@@ -204,6 +205,9 @@ def _list(place: _Place, as_json: bool) -> None:
         display.print_json(as_document(views))
     elif views:
         display.output().print(deployment_table(views))
+        for view in views:
+            if listed := listed_shortages(view):
+                display.output().print(f"{view.deployment.model!r}: {listed}", markup=False, soft_wrap=True)
     else:
         _tell("nothing is deployed: each node serves what it was started with")
 

@@ -132,13 +132,14 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
     counts: Counter[str] = Counter()
     before = {node_id: {d.model for d in assigned} for node_id, assigned in reports.before.items()}
 
+    def holds(deployment: Deployment, room: NodeRoom) -> bool:
+        """Whether a node has the model. One that failed it, and tries again or comes no further, does not."""
+        model = deployment.model
+        return room.serves(model) and not (room.starts(model) and (room.node.node_id, model) in reports.failed)
+
     def where(*, assigned: bool, served: bool) -> list[list[NodeRoom]]:
         return [
-            [
-                room
-                for room in rooms
-                if (d.model in before.get(room.node.node_id, ())) is assigned and room.serves(d.model) is served
-            ]
+            [room for room in rooms if (d.model in before.get(room.node.node_id, ())) is assigned and holds(d, room) is served]
             for d in deployments
         ]
 
@@ -216,7 +217,7 @@ def _take(
         has_failed = fails if node.plural else node.model == model
         has_failed = has_failed or (node.node_id, model) in failed
         displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        tier = (has_failed, has_failed and not fails, displaces)
+        tier = (has_failed, has_failed and not (fails or room.starts(model)), displaces)
         return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
 
     candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}
