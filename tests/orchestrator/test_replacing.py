@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, Fleet, Simulated, restored
 
-from ryzanstein.cluster import Deployment, RolloutLimits
+from ryzanstein.cluster import Deployment, Load, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
@@ -160,6 +160,58 @@ def test_a_surge_that_fails_leaves_the_earlier_revision_everywhere():
     status = cluster.reconciler.status()[0]
     assert (status.halted, status.waits_for) == (True, "1 of 3 nodes failed with it")
     assert "m" not in surge.assigned
+
+
+def two_models(room):
+    """A node with two models of 10 bytes each, of which none may be away. New revisions need 20."""
+    limits = RolloutLimits(max_unavailable=0.0)
+    models = [Deployment(name, "/m", 0, 1, rollout=limits) for name in "mk"]
+    cluster = Simulated(*models, bounds=RolloutBounds(min_ready_s=1.0))
+    fleet = Fleet(cluster, "a", sizes=SIZES, room=room)
+    for _ in range(4):
+        fleet.advance(cluster.now)
+    assert fleet.nodes[0].models.keys() == {"m", "k"}
+    for each in models:
+        cluster.catalog.put(replace(each, path="/new", revision=2))
+    return cluster, fleet
+
+
+def changing(fleet):
+    return {name for name, report in fleet.nodes[0].models.items() if report.next_revision or report.revision == 2}
+
+
+def test_two_models_of_a_node_do_not_both_count_the_same_free_memory():
+    cluster, fleet = two_models(room=50)
+    sizes = []
+    for _ in range(40):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+        reports = fleet.nodes[0].models.values()
+        assert all(report.state is READY for report in reports), "none is away"
+        sizes.append(sum(report.memory_bytes + (20 if report.next_revision else 0) for report in reports))
+    assert changing(fleet) == {"m", "k"}
+    assert max(sizes) == 50, "one after the other"
+    cluster, fleet = two_models(room=60)
+    for _ in range(4):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+    assert changing(fleet) == {"m", "k"}, "at once, where there is room for both"
+
+
+def test_a_model_that_sleeps_is_not_replaced_beside_itself_where_none_may_be_away():
+    """Its node has no ranks of it: it would be loaded in its place, and answer nobody meanwhile."""
+    none_away = replace(M, replicas=1, idle_unload_s=60.0, rollout=RolloutLimits(max_unavailable=0.0))
+    cluster, fleet = simulated("a", none_away, room=100)
+    asleep = fleet.nodes[0].models["m"] = replace(fleet.nodes[0].models["m"], asleep=True, load=Load())
+    cluster.catalog.put(replace(none_away, path="/new", revision=2))
+    for _ in range(20):
+        cluster.now += 1.0
+        fleet.round()
+    assert fleet.nodes[0].assigned["m"].revision == 1
+    fleet.nodes[0].models["m"] = replace(asleep, asleep=False)
+    for _ in range(3):
+        fleet.round()
+    assert fleet.nodes[0].assigned["m"].revision == 2
 
 
 @settings(max_examples=25, deadline=None)

@@ -22,7 +22,7 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
-from ryzanstein.orchestrator.placing.waves import Wave, drains, is_away, is_changing, kept, loads_beside
+from ryzanstein.orchestrator.placing.waves import Wave, adopts, drains, is_away, is_changing, kept, loads_beside
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +83,7 @@ class RollingChanges:
         self._all_known = True
         self._unseen: Mapping[str, float] = {}
         self._present: Collection[str] = ()
+        self._assigned: Assigned = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
 
@@ -107,7 +108,7 @@ class RollingChanges:
 
         None begins unless all nodes are known: one that is not back yet may be changing.
         """
-        self._all_known = all_known
+        self._all_known, self._assigned = all_known, assigned
         by_id = {node.node_id: node for node in nodes}
         self._present = by_id.keys()
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
@@ -143,7 +144,7 @@ class RollingChanges:
     def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> bool:
         """Whether no replica could change to this revision, unless another node stands in."""
         floor = self._bounds.floor(deployment, len(members))
-        wave = Wave(deployment, members, (), needs, floor)
+        wave = Wave(deployment, members, (), self._beside(deployment, needs), floor)
         return bool(members) and not any(wave.beside(node) or wave.leaves_floor(node) for node in members)
 
     def leaves(self, node: Node, deployment: Deployment) -> bool:
@@ -176,11 +177,39 @@ class RollingChanges:
         if halt is not None and halt.lasting:
             return 0
         outdated = [node for node in holders if not node.drain_requested and self._is_outdated(node, deployment)]
-        in_place = sum(not loads_beside(node, deployment, needs) for node in outdated)
+        beside = self._beside(deployment, needs)
+        in_place = sum(not beside(node) for node in outdated)
         changed = 0 if change is None or change.revision != deployment.revision else self._num_steady(change, deployment)
         # What another orchestrator gave the model to, or is ready only just, keeps it.
         have = sum(is_changing(node, deployment) or not self._is_outdated(node, deployment) for node in holders)
         return 0 if changed >= deployment.replicas else min(deployment.surge, max(changed + 1, have), in_place)
+
+    def _beside(self, deployment: Deployment, needs: NodeNeeds) -> Callable[[Node], bool]:
+        """Returns what says whether a node loads a deployment beside its earlier revision, or could, as of now."""
+        known: dict[str, bool] = {}
+
+        def beside(node: Node) -> bool:
+            if node.node_id not in known:
+                known[node.node_id] = loads_beside(node, deployment, needs, self._promised(node, deployment.model, needs))
+            return known[node.node_id]
+
+        return beside
+
+    def _promised(self, node: Node, but: str, needs: NodeNeeds) -> int:
+        """Returns the memory that a node's other models are about to take, besides what they have now."""
+        promised = 0
+        for deployment in self._assigned.get(node.node_id, ()):
+            report, change = node.report(deployment.model), self._changes.get(deployment.model)
+            need = needs.get(node.node_id, {}).get(deployment.path)
+            if deployment.model == but or need is None:
+                continue
+            has_turn = change is not None and node.node_id in change.turns
+            if report is None or is_changing(node, deployment):
+                promised += need.bytes
+            elif has_turn and report.revision != deployment.revision and not adopts(report, deployment):
+                beside = change is not None and change.beside.get(node.node_id)
+                promised += need.bytes if beside else max(0, need.bytes - report.memory_bytes)
+        return promised
 
     def _advance(
         self, deployment: Deployment, members: Sequence[Node], outdated: Sequence[Node], num_failed: int, needs: NodeNeeds
@@ -197,7 +226,7 @@ class RollingChanges:
         steady = self._steady(change, deployment, members)
         self._note_progress(change, deployment, members, change.turns | loading)
         floor = self._bounds.floor(deployment, len(members))
-        wave = Wave(deployment, members, change.turns | loading, needs, floor)
+        wave = Wave(deployment, members, change.turns | loading, self._beside(deployment, needs), floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
