@@ -286,7 +286,8 @@ class _Waiting:
     def remedy(self, ending: RolloutEnd) -> str:
         """Returns how to end what is still in force."""
         if ending.earlier:
-            return "; repair it and deploy it with --reload, or return to the earlier directory with --rollback"
+            back = ", or return to the earlier directory with --rollback" if self._rollout.deployment.earlier_path else ""
+            return f"; repair it and deploy it with --reload{back}"
         return f"; it stays deployed until `ryzanstein deploy {self._deployment.model} --remove`" if ending.in_force else ""
 
     def interrupted(self) -> str:
