@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, Fleet, Simulated, restored
 
-from ryzanstein.cluster import Deployment, Load, RolloutLimits
+from ryzanstein.cluster import Deployment, Load, ModelReport, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
@@ -274,6 +274,21 @@ async def test_what_no_node_could_change_to_is_refused_and_not_stored(path):
         fleet.nodes[0].room = 100
         fleet.round()
         assert (await fleet.deploy(Deployment("m", "/new", 2, min_replicas=2))).path == "/new", "it fits beside on one"
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another deployment"])
+async def test_whether_a_model_can_be_replaced_does_not_depend_on_other_deployments(path, other):
+    """Nodes were started with it, so that nothing is assigned yet."""
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", "b", sizes={**SIZES, "/k": 1}, room=NO_ROOM)
+        if other:
+            await fleet.deploy(Deployment("k", "/k"))
+            fleet.load()
+        for node in fleet.nodes:
+            node.models["m"] = ModelReport("m", "/m", 0, READY, memory_bytes=10, started_with=True)
+        fleet.round()
+        error = await refused(fleet.deploy(Deployment("m", "/new", rollout=RolloutLimits(max_unavailable=0.0))))
+        assert error.reason == "CANNOT_BE_REPLACED"
 
 
 async def test_a_deployment_for_every_node_may_be_on_no_more_than_its_maximum(path):

@@ -161,15 +161,15 @@ class Reconciler:
         return place(deployments, self._sources.registry.nodes(), reports)
 
     def _holders(self, nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
-        """Returns the nodes of each model: those that it was assigned to, or that report it while nothing is assigned."""
-        holders: dict[str, list[Node]] = defaultdict(list)
+        """Returns the nodes of each model: those that it was assigned to, or that report it if it was assigned to none."""
+        given, reported = defaultdict[str, list[Node]](list), defaultdict[str, list[Node]](list)
         assigned = self._placement.assigned if self._settled else {}
         for node in nodes:
-            given = [each.model for each in assigned.get(node.node_id, ())]
-            reported = [each.model for each in node.models] if node.plural else [node.model]
-            for model in given if assigned else reported:
-                holders[model].append(node)
-        return holders
+            for deployment in assigned.get(node.node_id, ()):
+                given[deployment.model].append(node)
+            for model in [each.model for each in node.models] if node.plural else [node.model]:
+                reported[model].append(node)
+        return {**reported, **given}
 
     def left(self, node_id: str) -> None:
         """Notes that a node has left by itself, other than one whose lease expired."""
