@@ -336,7 +336,8 @@ class Deployment:
     `revision`, from 1, counts how often the files were to be loaded; the orchestrator sets it. A
     node unloads the model after `idle_unload_s` without work; 0: never. `min_replicas` stay ready while
     nodes drain or change; at most `max_replicas` nodes have it, 0: one more than `replicas`, while they
-    change. `earlier_path` is the directory before this one; empty: there was none.
+    change. `earlier_path` is the directory before this one; empty: there was none. The orchestrator alone knows the
+    others: `outage_revision` may replace the one before it as if `rollout.allow_outage` were set.
     """
 
     model: str
@@ -348,6 +349,12 @@ class Deployment:
     max_replicas: int = 0
     rollout: RolloutLimits = DEFAULT_LIMITS
     earlier_path: str = ""
+    outage_revision: int = 0
+
+    @property
+    def allows_outage(self) -> bool:
+        """Whether a replica changes to this revision also if what runs and waits needs it."""
+        return self.rollout.allow_outage or 0 < self.outage_revision == self.revision
 
     @property
     def limit(self) -> int:

@@ -356,6 +356,29 @@ async def test_a_rollback_is_a_new_revision_of_the_earlier_directory_with_the_bo
         assert (again.path, again.revision) == ("/new", 4)
 
 
+async def test_an_outage_that_a_rollback_allows_is_allowed_for_that_change_alone_and_outlives_the_orchestrator(path):
+    none_away = RolloutLimits(max_unavailable=0.0)
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", "b", sizes=SIZES, room=NO_ROOM)
+        for directory in ("/m", "/new"):
+            await fleet.deploy(Deployment("m", directory))
+            for _ in range(3):
+                fleet.load()
+        await fleet.deploy(Deployment("m", "/new", rollout=none_away))
+        back = DeployOptions(rollback=True)
+        assert (await refused(fleet.deploy(Deployment("m", ""), options=back))).reason == "CANNOT_BE_REPLACED"
+        stored = await fleet.deploy(Deployment("m", ""), options=replace(back, allow_outage=True))
+        assert (stored.path, stored.revision, stored.rollout) == ("/m", 3, none_away)
+        assert sorted(fleet.revisions()) == [2, 3]
+        await fleet.deploy(Deployment("m", "/m", idle_unload_s=5.0, rollout=none_away))  # which changes no files
+    async with restored(path) as control:
+        fleet.join(control)
+        for _ in range(3):
+            fleet.load()
+        assert fleet.ready() == {"a": 3, "b": 3}
+        assert (await refused(fleet.deploy(Deployment("m", ""), options=back))).reason == "CANNOT_BE_REPLACED"
+
+
 async def test_a_rollback_does_not_undo_what_was_deployed_while_nodes_measured(path):
     async with restored(path) as control:
         fleet = Fleet(control, "a", sizes=SIZES)

@@ -51,7 +51,9 @@ class Changes:
                 if rng.random() < 0.5:
                     share, allowed = rng.choice([None, 0.0, rng.random()]), rng.random() < 0.5
                     limits = RolloutLimits(share, None, rng.random() * 9, 0.5, allowed)
-                    deployment = replace(deployment, min_replicas=1, max_replicas=9, rollout=limits, earlier_path="/\u00fc")
+                    deployment = replace(
+                        deployment, min_replicas=1, max_replicas=9, rollout=limits, earlier_path="/\u00fc", outage_revision=7
+                    )
                 change = methodcaller("put_deployment", deployment)
             case 2:
                 change = methodcaller("remove_deployment", name)

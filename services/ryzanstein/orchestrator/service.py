@@ -98,14 +98,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         model = request.deployment.model
         async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
-            deployment = deployment_from_wire(request.deployment)
-            if request.allow_outage:
-                deployment = replace(deployment, rollout=replace(deployment.rollout, allow_outage=True))
+            deployment, options = deployment_from_wire(request.deployment), DeployOptions(request.reload, request.rollback)
+            allowed = request.allow_outage or deployment.rollout.allow_outage
             if request.rollback:
                 check_name_of(deployment)
+                options = replace(options, allow_outage=allowed)
             else:
+                deployment = replace(deployment, rollout=replace(deployment.rollout, allow_outage=allowed))
                 check_deployment(deployment, self._max_nodes)
-            stored = await self._control.deploy(deployment, DeployOptions(request.reload, request.rollback))
+            stored = await self._control.deploy(deployment, options)
             act.after = _deployed(stored)
         return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
@@ -177,7 +178,7 @@ def _deployed(deployment: Deployment | None) -> Facts | None:
     facts = asdict(deployment)
     del facts["model"]
     limits = facts.pop("rollout")
-    for name in ("min_replicas", "max_replicas", "earlier_path"):
+    for name in ("min_replicas", "max_replicas", "earlier_path", "outage_revision"):
         if not facts[name]:
             del facts[name]
     return facts | {f"rollout.{name}": value for name, value in limits.items() if value is not None and value is not False}

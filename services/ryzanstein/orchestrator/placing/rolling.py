@@ -274,7 +274,7 @@ class RollingChanges:
         now = self._now()
         change.full_since = now if change.full_since is None else change.full_since
         waited = now - change.full_since >= self._bounds.of(deployment).progress_s
-        return len(members) == 1 or waited or deployment.rollout.allow_outage
+        return len(members) == 1 or waited or deployment.allows_outage
 
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)

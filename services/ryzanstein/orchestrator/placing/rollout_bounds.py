@@ -44,6 +44,6 @@ class RolloutBounds:
 
     def floor(self, deployment: Deployment, num_members: int) -> int:
         """Returns how many replicas must stay ready whatever is asked of them."""
-        if self.of(deployment).max_unavailable or deployment.rollout.allow_outage:
+        if self.of(deployment).max_unavailable or deployment.allows_outage:
             return deployment.min_replicas
         return max(deployment.min_replicas, min(deployment.limit or num_members, num_members))
