@@ -337,7 +337,8 @@ class Deployment:
     node unloads the model after `idle_unload_s` without work; 0: never. `min_replicas` stay ready while
     nodes drain or change; at most `max_replicas` nodes have it, 0: one more than `replicas`, while they
     change. `earlier_path` is the directory before this one; empty: there was none. The orchestrator alone knows the
-    others: `outage_revision` may replace the one before it as if `rollout.allow_outage` were set.
+    others: `outage_revision` may replace the one before it as if `rollout.allow_outage` were set, and
+    `idempotency_keys` are those of the last requests for it.
     """
 
     model: str
@@ -350,6 +351,7 @@ class Deployment:
     rollout: RolloutLimits = DEFAULT_LIMITS
     earlier_path: str = ""
     outage_revision: int = 0
+    idempotency_keys: tuple[str, ...] = ()
 
     @property
     def allows_outage(self) -> bool:

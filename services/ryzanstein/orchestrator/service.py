@@ -23,6 +23,7 @@ from ryzanstein.orchestrator.state.watch import SignOfLife, Snapshot, Update
 from ryzanstein.orchestrator.validation import (
     check_adapter,
     check_deployment,
+    check_idempotency_key,
     check_name_of,
     check_node,
     check_node_id,
@@ -98,7 +99,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         model = request.deployment.model
         async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
-            deployment, options = deployment_from_wire(request.deployment), DeployOptions(request.reload, request.rollback)
+            deployment, key = deployment_from_wire(request.deployment), request.idempotency_key
+            check_idempotency_key(key)
+            options = DeployOptions(request.reload, request.rollback, idempotency_key=key)
             allowed = request.allow_outage or deployment.rollout.allow_outage
             if request.rollback:
                 check_name_of(deployment)
@@ -176,7 +179,7 @@ def _deployed(deployment: Deployment | None) -> Facts | None:
     if deployment is None:
         return None
     facts = asdict(deployment)
-    del facts["model"]
+    del facts["model"], facts["idempotency_keys"]
     limits = facts.pop("rollout")
     for name in ("min_replicas", "max_replicas", "earlier_path", "outage_revision"):
         if not facts[name]:

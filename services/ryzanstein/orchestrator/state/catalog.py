@@ -45,12 +45,13 @@ class Catalog:
         before = self._deployments.get(deployment.model)
         if before is None:
             revision = self._removed.get(deployment.model, 0) + 1
-            return replace(deployment, revision=revision, earlier_path="", outage_revision=0)
+            return replace(deployment, revision=revision, earlier_path="", outage_revision=0, idempotency_keys=())
         earlier = before.earlier_path if before.path == deployment.path else before.path
         new = reload or before.path != deployment.path
         revision = before.revision + new
         outage = revision if new and allow_outage else before.outage_revision
-        return replace(deployment, revision=revision, earlier_path=earlier, outage_revision=outage)
+        keys = before.idempotency_keys
+        return replace(deployment, revision=revision, earlier_path=earlier, outage_revision=outage, idempotency_keys=keys)
 
     def put(self, deployment: Deployment) -> None:
         """Adds or replaces a deployment; publishes it if it is new or different."""
