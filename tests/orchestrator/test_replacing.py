@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, Fleet, Simulated, restored
+from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, FakeNode, Fleet, Simulated, restored
 
 from ryzanstein.cluster import Deployment, Load, ModelReport, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
@@ -123,12 +123,60 @@ def test_a_single_replica_moves_to_a_node_that_is_ready_first():
     assert before not in fleet.ready()
 
 
-@pytest.mark.parametrize(("names", "room", "least"), [("a", NO_ROOM, 0), ("abc", 100, 1)])
-def test_a_single_replica_stays_where_no_other_node_is_or_both_revisions_fit(names, room, least):
-    cluster, fleet = simulated(names, replace(M, replicas=1), room=room)
+def test_a_single_replica_stays_where_both_revisions_fit():
+    cluster, fleet = simulated("abc", replace(M, replicas=1), room=100)
     before = fleet.ready().keys()
-    assert roll(cluster, fleet, replace(NEW, replicas=1), until=60) == (least, 1, before)
+    assert roll(cluster, fleet, replace(NEW, replicas=1), until=60) == (1, 1, before)
     assert fleet.ready() == dict.fromkeys(before, 2)
+
+
+OUTAGE = RolloutLimits(allow_outage=True)
+
+
+@pytest.mark.parametrize(
+    "allowed", [{"replicas": 1, "rollout": OUTAGE}, {"replicas": 1, "outage_revision": 2}, {"replicas": 0}], ids=str
+)
+def test_an_only_replica_without_room_changes_in_place_where_that_is_allowed_or_every_node_should_have_it(allowed):
+    cluster, fleet = simulated("a", replace(M, replicas=allowed["replicas"]))
+    assert roll(cluster, fleet, replace(NEW, **allowed), until=60) == (0, 1, {"a"})
+    assert fleet.ready() == {"a": 2}
+
+
+def test_an_only_replica_waits_where_no_node_has_room_until_an_outage_is_allowed():
+    """It was accepted: there was room then, or nobody had measured."""
+    cluster, fleet = simulated("a", replace(M, replicas=1))
+    before = fleet.ready()
+    assert roll(cluster, fleet, replace(NEW, replicas=1), until=700)[0] == 1
+    assert fleet.ready() == before
+    assert "--allow-outage" in cluster.reconciler.status()[0].waits_for
+    cluster.catalog.put(replace(NEW, replicas=1, outage_revision=2))
+    cluster.reconciler.invalidate()
+    for _ in range(20):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+    assert fleet.ready() == dict.fromkeys(before, 2)
+
+
+async def test_a_version_of_an_only_replica_for_which_no_node_has_room_is_refused_with_the_remedy(path):
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", sizes=SIZES, room=15)
+        await fleet.deploy(Deployment("m", "/m", 1))
+        fleet.load()
+        error = await refused(fleet.deploy(Deployment("m", "/m", 1), options=DeployOptions(reload=True)))
+        assert error.reason == "CANNOT_BE_REPLACED"
+        fleet.nodes[0].room = NO_ROOM
+        fleet.round()
+        error = await refused(fleet.deploy(Deployment("m", "/new", 1)))
+        assert (error.code, error.reason) == (Code.FAILED_PRECONDITION, "CANNOT_BE_REPLACED")
+        assert "it has one replica" in error.message
+        assert "--allow-outage lets it be away while it loads" in error.message
+        assert (await fleet.deploy(Deployment("m", "/new", 1, rollout=OUTAGE))).revision == 2
+        for _ in range(3):
+            fleet.load()
+        late = FakeNode("b", SIZES, room=NO_ROOM)
+        fleet.nodes.append(late)
+        late.join(control)
+        assert (await fleet.deploy(Deployment("m", "/m", 1))).revision == 3, "another node can stand in"
 
 
 def test_a_surge_takes_no_model_from_a_node():

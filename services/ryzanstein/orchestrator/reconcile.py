@@ -127,7 +127,8 @@ class Reconciler:
         self.update()
         nodes = self._sources.registry.nodes()
         members = [node for node in self._holders(nodes).get(deployment.model, ()) if not node.drain_requested]
-        if not self._rolling.unchangeable(deployment, members, self._sources.needs.all()):
+        floor = self._rolling.unchangeable(deployment, members, self._sources.needs.all())
+        if not floor:
             return ""
         if deployment.surge:
             others = [each for each in self._sources.catalog.deployments() if each.model != deployment.model]
@@ -135,9 +136,8 @@ class Reconciler:
             placed = self._place((*others, deployment), failed, {**self._surges, deployment.model: 1})
             if placed.count(deployment.model) > len(members):
                 return ""
-        least = deployment.min_replicas
-        bound = f"min_replicas is {least}" if least >= len(members) else "rollout.max_unavailable is 0"
-        return f"{bound}, and no node has room to load it beside the earlier revision, or to stand in for another"
+        bound, remedy = self._rolling.floor_reason(deployment, floor)
+        return f"{bound}, and no node has room to load it beside the earlier revision, or to stand in for another; {remedy}"
 
     def check_drain(self, node: Node) -> None:
         """Raises FAILED_PRECONDITION when a deployment would keep fewer ready nodes than it states if this one drains."""

@@ -97,7 +97,7 @@ def deploy(
     ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="Deploy the earlier directory of NAME again.")] = False,
     reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
-    allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Do not wait until replicas can be spared.")] = False,
+    allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Change replicas that cannot be spared, too.")] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     wait: Annotated[
         float | None, typer.Option(min=0, max=86_400, show_default=f"{WAIT_S:g}", help="Seconds to wait until nodes are ready.")

@@ -141,11 +141,11 @@ class RollingChanges:
                 found[deployment.model] = surge
         return found
 
-    def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> bool:
-        """Whether no replica could change to this revision, unless another node stands in."""
+    def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> int:
+        """Returns how many replicas must stay ready if none could change unless another node stands in; 0: one could."""
         floor = self._bounds.floor(deployment, len(members))
         wave = Wave(deployment, members, (), self._beside(deployment, needs), floor)
-        return bool(members) and not any(wave.beside(node) or wave.leaves_floor(node) for node in members)
+        return 0 if any(wave.beside(node) or wave.leaves_floor(node) for node in members) or not members else floor
 
     def leaves(self, node: Node, deployment: Deployment) -> bool:
         """Whether a node was told to unload the earlier revision, which it may still serve."""
@@ -246,7 +246,7 @@ class RollingChanges:
         chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
         change.full_since = None if chosen else change.full_since
         if candidates and places > 0 and not chosen:
-            why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else _at_floor(deployment, floor)
+            why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else self._at_floor(deployment, floor)
             if idle and self._may_take_anyway(change, deployment, members):
                 chosen = [node for node in wave.ordered(candidates) if wave.leaves_floor(node)][:1]
                 why = "" if chosen else why
@@ -391,7 +391,14 @@ class RollingChanges:
         latest = self._told.get((node.node_id, deployment.model))
         return latest if latest is not None and latest.incarnation == node.incarnation else None
 
+    def floor_reason(self, deployment: Deployment, floor: int) -> tuple[str, str]:
+        """Returns why so many replicas must stay ready, and what lets fewer do."""
+        if floor <= deployment.min_replicas:
+            return f"min_replicas is {deployment.min_replicas}", "a lower --min-nodes lets fewer stay ready"
+        if not self._bounds.of(deployment).max_unavailable:
+            return "rollout.max_unavailable is 0", "--allow-outage lets it go on"
+        return "it has one replica", "--allow-outage lets it be away while it loads"
 
-def _at_floor(deployment: Deployment, floor: int) -> str:
-    what = f"min_replicas is {floor}" if floor == deployment.min_replicas else "max_unavailable is 0"
-    return f"{what}: no node has room to load it beside the earlier one, or to stand in"
+    def _at_floor(self, deployment: Deployment, floor: int) -> str:
+        what, remedy = self.floor_reason(deployment, floor)
+        return f"{what}: no node has room to load it beside the earlier one, or to stand in; {remedy}"
