@@ -70,3 +70,4 @@ async def test_a_model_whose_rank_hangs_while_it_loads_expires_and_is_ready_when
         os.kill(rank, signal.SIGCONT)
         await until(lambda: running.control.deployments()[0].ready_nodes == ("node-t",))
         assert await until(lambda: not running.control.deployments()[0].shortages)
+        assert await until(lambda: not running.control._reconciler._leases._nodes), "it reports no start any more"

@@ -41,10 +41,12 @@ class NodeRoom:
         report = self._reports.get(model)
         return report is not None and report.state is not NodeState.FAILED
 
-    def starts(self, model: str) -> bool:
-        """Whether the node loads the model, or is to load it again, and answers no requests for it meanwhile."""
-        report = self._reports.get(model) if self.node.plural else None
-        return report is not None and not report.asleep and report.state in (NodeState.STARTING, NodeState.RECOVERING)
+    def starts(self, deployment: Deployment) -> bool:
+        """Whether the node loads this revision, or is to load it again, and answers no requests for the model meanwhile."""
+        report = self._reports.get(deployment.model) if self.node.plural else None
+        if report is None or report.asleep or report.revision != deployment.revision:
+            return False
+        return report.state in (NodeState.STARTING, NodeState.RECOVERING)
 
     def lacks(self, deployment: Deployment) -> tuple[bool, bool]:
         """Returns whether the node answers no requests for the model, and whether it has not this revision.

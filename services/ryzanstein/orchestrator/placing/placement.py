@@ -133,9 +133,9 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
     before = {node_id: {d.model for d in assigned} for node_id, assigned in reports.before.items()}
 
     def holds(deployment: Deployment, room: NodeRoom) -> bool:
-        """Whether a node has the model. One that failed it, and tries again or comes no further, does not."""
-        model = deployment.model
-        return room.serves(model) and not (room.starts(model) and (room.node.node_id, model) in reports.failed)
+        """Whether a node has the model. One that failed this revision, and tries it again or comes no further, does not."""
+        has_failed = (room.node.node_id, deployment.model) in reports.failed
+        return room.serves(deployment.model) and not (has_failed and room.starts(deployment))
 
     def where(*, assigned: bool, served: bool) -> list[list[NodeRoom]]:
         return [
@@ -217,7 +217,7 @@ def _take(
         has_failed = fails if node.plural else node.model == model
         has_failed = has_failed or (node.node_id, model) in failed
         displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        tier = (has_failed, has_failed and not (fails or room.starts(model)), displaces)
+        tier = (has_failed, has_failed and not (fails or room.starts(deployment)), displaces)
         return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
 
     candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}
