@@ -91,6 +91,10 @@ def holder(fleet: Fleet) -> list[str]:
     return [node.node_id for node in fleet.nodes if "m" in node.assigned]
 
 
+def short(cluster: Simulated) -> float:
+    return cluster.reconciler._telemetry.short.labels("m")._value.get()
+
+
 def status(cluster: Simulated):
     (found,) = cluster.reconciler.status()
     return found
@@ -123,14 +127,15 @@ def test_an_expired_replica_is_placed_elsewhere_refused_there_for_ten_minutes_an
 
 def test_where_there_is_no_room_elsewhere_it_stays_and_serves_when_it_is_ready_after_all():
     cluster, fleet = begun("a")
+    assert short(cluster) == 0
     pass_s(cluster, fleet, 1300)
-    assert holder(fleet) == ["a"]
+    assert (holder(fleet), short(cluster)) == (["a"], 1)
     assert [each.node_id for each in status(cluster).shortages] == ["a"], "also long after the refusal would have ended"
     assert cluster.reconciler._telemetry.replicas_expired._value.get() == 1
     fleet.nodes[0].starts = {}
     fleet.load()
     pass_s(cluster, fleet, 2)
-    assert (status(cluster).ready_nodes, status(cluster).shortages) == (("a",), ())
+    assert (status(cluster).ready_nodes, status(cluster).shortages, short(cluster)) == (("a",), (), 0)
 
 
 def test_a_node_that_says_nothing_of_starts_is_an_older_one_and_never_expires():

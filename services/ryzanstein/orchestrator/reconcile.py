@@ -251,13 +251,22 @@ class Reconciler:
             return () if deployment is None else (deployment,)
         return tuple(kept(report, each) for report in node.models if (each := find(report.model)) is not None)
 
+    def _num_failed(self, deployment: Deployment) -> int:
+        """Returns how many nodes were given a deployment although they failed with it, and answer no requests for it."""
+        model, found = deployment.model, 0
+        for node_id in [node_id for node_id, failed in self._failed if failed == model]:
+            node = self._sources.registry.find(node_id)
+            given = deployment in self._placement.assigned.get(node_id, ())
+            found += given and node is not None and not serves(node, model)
+        return found
+
     def _measure(self, deployments: tuple[Deployment, ...]) -> None:
         short, outdated, halted = self._telemetry.short, self._telemetry.outdated, self._telemetry.halted
         short.clear()
         outdated.clear()
         halted.clear()
         for deployment in deployments:
-            short.labels(deployment.model).set(self._placement.short(deployment))
+            short.labels(deployment.model).set(self._placement.short(deployment) + self._num_failed(deployment))
             num_outdated = len(self._rolling.outdated.get(deployment.model, ()))
             outdated.labels(deployment.model).set(num_outdated)
             halted.labels(deployment.model).set(bool(num_outdated and self._sources.halts.find(deployment)))

@@ -36,7 +36,12 @@ class OrchestratorTelemetry:
         self.halted = Gauge(
             "ryzanstein_orchestrator_halted", "1: a revision goes no further.", ["model"], registry=self.registry
         )
-        self.short = Gauge("ryzanstein_orchestrator_short", "Nodes that a deployment lacks.", ["model"], registry=self.registry)
+        self.short = Gauge(
+            "ryzanstein_orchestrator_short",
+            "Nodes that a deployment lacks, with those that failed and do not serve it.",
+            ["model"],
+            registry=self.registry,
+        )
         self.models = ModelLoads()
         self.registry.register(self.models)
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
