@@ -1,6 +1,6 @@
 """The numbers by which an orchestrator sees whether starts move."""
 
-from ryzanstein.worker.agent.membership.starts import StartNumbers
+from ryzanstein.worker.agent.membership.deployed import StartNumbers
 
 
 def test_a_number_grows_whenever_something_else_is_seen_and_stands_still_otherwise():

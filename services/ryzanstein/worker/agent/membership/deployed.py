@@ -8,9 +8,10 @@ operator does to an agent meanwhile stays, until the orchestrator wants somethin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import structlog
@@ -19,7 +20,6 @@ from ryzanstein.cluster import Instruction, ModelNeed, ModelReport, NodeState
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.process.background import STOP, Background
 from ryzanstein.worker.agent.idleness import Idleness
-from ryzanstein.worker.agent.membership.starts import StartNumbers
 from ryzanstein.worker.agent.membership.wanted import WantedModel, wanted_models
 from ryzanstein.worker.agent.memory.needs import ModelNeeds
 from ryzanstein.worker.agent.memory.node_memory import ModelMemory, SharedRoom, gibibytes
@@ -41,6 +41,23 @@ class DeployedModel:
 
     model: WantedModel
     agent: ModelAgent
+
+
+class StartNumbers:
+    """A number for each start, which grows whenever what is seen of it differs from the last look."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+        self._seen: dict[str, tuple[object, int]] = {}
+
+    def look(self, sights: Mapping[str, object]) -> dict[str, int]:
+        """Takes what is seen now of each start, by model; returns their numbers. What is not given has ended."""
+        seen: dict[str, tuple[object, int]] = {}
+        for model, sight in sights.items():
+            known = self._seen.get(model)
+            seen[model] = known if known is not None and known[0] == sight else (sight, next(self._next))
+        self._seen = seen
+        return {model: number for model, (_, number) in seen.items()}
 
 
 class DeployedModels:
