@@ -210,6 +210,26 @@ def test_a_surge_that_fails_leaves_the_earlier_revision_everywhere():
     assert "m" not in surge.assigned
 
 
+def test_a_node_that_was_told_of_a_revision_just_before_the_next_one_has_a_place_in_its_change():
+    """It may have begun, and has not reported that yet."""
+    cluster, fleet = simulated("abc", replace(M, replicas=0))
+    fleet.nodes[2].room = 100  # where it comes first: both fit
+    fleet.round()
+    cluster.catalog.put(replace(NEW, replicas=0))
+    for _ in range(2):
+        fleet.round()
+    assert fleet.revisions() == [1, 1, 2]
+    cluster.catalog.put(replace(NEW, replicas=0, path="/other", revision=3))
+    for _ in range(5):
+        cluster.now += 1.0
+        cluster.tick()
+        for node in fleet.nodes[:2]:
+            node.beat(cluster)
+    assert fleet.revisions() == [1, 1, 2]
+    fleet.round()
+    assert fleet.revisions() == [1, 1, 3]
+
+
 def two_models(room):
     """A node with two models of 10 bytes each, of which none may be away. New revisions need 20."""
     limits = RolloutLimits(max_unavailable=0.0)

@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
+_BEATS_TO_SHOW = 2
 # A node that vanished while it changed may be cut off from the orchestrator alone, and change on.
 _GONE_S = 60.0
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
@@ -64,6 +65,8 @@ class _Change:
     """Times, and what ran and waited then: the largest first, each later one smaller."""
     busy: set[str] = field(default_factory=set)
     """Nodes that changed at the last look, or had changed only just."""
+    told: dict[str, set[float]] = field(default_factory=dict)
+    """Nodes that were told to change to an earlier revision, which they may have begun, and the times of their beats since."""
     gone: dict[str, float] = field(default_factory=dict)
     """Those of them that are no members any more, and when that was seen."""
     full_since: float | None = None
@@ -240,7 +243,7 @@ class RollingChanges:
         if 0 < deployment.replicas <= steady:
             candidates = []  # enough have changed: the others lose the model
         # One that loads another revision, or serves none, has a place already.
-        away = {node.node_id for node in free if is_away(node, deployment)}
+        away = {node.node_id for node in free if self._may_have_begun(change, node) or is_away(node, deployment)}
         chosen = wave.choose([node for node in candidates if node.node_id in away], places, needed)
         places -= len(away)
         chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
@@ -256,6 +259,18 @@ class RollingChanges:
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
+
+    def _may_have_begun(self, change: _Change, node: Node) -> bool:
+        """Whether a node may change to a revision that it was told of just before it was replaced by this one.
+
+        Its second report from then on says so: the answer to the first one at the latest took that back.
+        """
+        if (beats := change.told.get(node.node_id)) is None:
+            return False
+        beats.add(node.beat_time)
+        if len(beats) > _BEATS_TO_SHOW:
+            del change.told[node.node_id]
+        return node.node_id in change.told
 
     def _num_gone(self, change: _Change) -> int:
         """Returns how many nodes vanished while they changed, and may be changing still."""
@@ -282,6 +297,7 @@ class RollingChanges:
             before, known = known, _Change(deployment.revision, self._now(), self._now())
             if before is not None:  # what changed to another revision, and vanished, may be changing still
                 known.busy, known.gone = before.busy, before.gone
+                known.told = {node_id: before.told.get(node_id, set()) for node_id in before.turns | before.told.keys()}
             self._changes[deployment.model] = known
         return known
 
