@@ -232,17 +232,19 @@ def test_a_node_survives_the_wire(node: Node) -> None:
     assert node_from_wire(node_to_wire(node)) == node
 
 
-@given(
+node_reports = st.builds(
+    NodeReport,
     st.none() | st.builds(Beat, uint32, states, texts),
     st.lists(reports, max_size=3).map(tuple),
     uint64,
     st.lists(st.builds(ModelNeed, texts, uint64, texts), max_size=3).map(tuple),
     st.none() | st.binary(max_size=8),
+    starts=st.dictionaries(texts, uint64, max_size=3),
 )
-def test_a_node_report_survives_the_wire(
-    beat: Beat | None, models: tuple[ModelReport, ...], memory_bytes: int, needs: tuple[ModelNeed, ...], digest: bytes | None
-) -> None:
-    report = NodeReport(beat, models, memory_bytes, needs, digest)
+
+
+@given(node_reports)
+def test_a_node_report_survives_the_wire(report: NodeReport) -> None:
     packed = heartbeat_to_wire("a", "lease", report).SerializeToString()
     request = orchestrator.HeartbeatRequest.FromString(packed)
     assert (request.node_id, request.lease_id) == ("a", "lease")

@@ -5,6 +5,7 @@ Enums of the wire are open: newer peers send numbers that this process does not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
@@ -251,7 +252,8 @@ class NodeReport:
 
     `needs` answer `Instruction.measure_paths`. `members_digest` is that of `Instruction.members`, as it
     was told them last, empty before; None: an older node, which is not told. So is `adapters_digest`, of
-    `Instruction.adapters`.
+    `Instruction.adapters`. `starts`: of each model that it is to serve and is not ready with, a number that grows whenever the
+    start moves; absent where that cannot be seen, and from an older node.
     """
 
     beat: Beat | None
@@ -260,6 +262,7 @@ class NodeReport:
     needs: tuple[ModelNeed, ...] = ()
     members_digest: bytes | None = None
     adapters_digest: bytes | None = None
+    starts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +337,9 @@ class Deployment:
     `revision`, from 1, counts how often the files were to be loaded; the orchestrator sets it. A
     node unloads the model after `idle_unload_s` without work; 0: never. `min_replicas` stay ready while
     nodes drain or change; at most `max_replicas` nodes have it, 0: one more than `replicas`, while they
-    change. `earlier_path` is the directory before this one; empty: there was none.
+    change. `earlier_path` is the directory before this one; empty: there was none. The orchestrator alone knows the
+    others: `outage_revision` may replace the one before it as if `rollout.allow_outage` were set, and
+    `idempotency_keys` are those of the last requests for it.
     """
 
     model: str
@@ -346,6 +351,13 @@ class Deployment:
     max_replicas: int = 0
     rollout: RolloutLimits = DEFAULT_LIMITS
     earlier_path: str = ""
+    outage_revision: int = 0
+    idempotency_keys: tuple[str, ...] = ()
+
+    @property
+    def allows_outage(self) -> bool:
+        """Whether a replica changes to this revision also if what runs and waits needs it."""
+        return self.rollout.allow_outage or 0 < self.outage_revision == self.revision
 
     @property
     def limit(self) -> int:

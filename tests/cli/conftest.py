@@ -76,6 +76,8 @@ class ScriptedOrchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         deployment = replace(deployment, revision=self.revision)
         if request.rollback:
             deployment = replace(deployment, path=self.earlier_path)
+        elif self.revision:
+            deployment = replace(deployment, earlier_path=self.earlier_path)
         if not self.knows_bounds:
             deployment = Deployment(deployment.model, deployment.path, deployment.replicas, deployment.revision)
         if not self.revision:  # an older one, which does not know the other field either

@@ -84,17 +84,21 @@ def test_an_older_orchestrator_is_said_to_ignore_what_it_does_not_know(
     assert "the orchestrator is an older one: it ignores --reload and --idle-unload" in message
 
 
-def test_a_refused_version_is_exit_code_1_and_the_way_back_is_no_removal(orchestrator: Any, model: str) -> None:
+@pytest.mark.parametrize("earlier_path", ["", "/models/old"])
+def test_a_refused_version_is_exit_code_1_and_the_way_back_is_no_removal(
+    orchestrator: Any, model: str, earlier_path: str
+) -> None:
     shortage = orchestrator_pb2.NodeShortage(node_id="node-0", reason="no such file")
     orchestrator.revision, orchestrator.nodes = 2, [Node("node-0", "", models=(OLD,), memory_bytes=1)]
+    orchestrator.earlier_path = earlier_path
     orchestrator.status = {"assigned_nodes": ["node-0"], "outdated_nodes": ["node-0"], "shortages": [shortage]}
     code, message = deploy(orchestrator, model, "--wait", "20")
     assert code == 1
     _, line, last = message.splitlines()
     assert line == "node-0 refused it and goes on with the earlier version: no such file"
     assert last == (
-        f"'new' is not ready: 0 of 1 node; {line}; "
-        "repair it and deploy it with --reload, or return to the earlier directory with --rollback"
+        f"'new' is not ready: 0 of 1 node; {line}; repair it and deploy it with --reload"
+        + (", or return to the earlier directory with --rollback" if earlier_path else "")
     )
 
 
@@ -107,5 +111,9 @@ def test_the_list_has_revisions_outdated_nodes_and_shortages(orchestrator: Any, 
     assert code == 0
     for part in ('"revision": 2', '"idle_unload_s": 0.0', '"missing_bytes": 5', '"reason": "too large"', '"node_id": "node-1"'):
         assert part in message
+    lacks = orchestrator_pb2.NodeShortage(node_id="node-2", missing_bytes=5 * 2**30, reason="needs 9.0 GiB")
+    stuck = orchestrator_pb2.NodeShortage(node_id="node-1", reason="failed lately: its start showed no progress for 600 s")
+    orchestrator.status["shortages"] = [stuck, lacks]
     table = deploy(orchestrator, "--list")[1]
     assert "outdated nodes" in table
+    assert table.splitlines()[-1] == f"'new': {stuck.node_id}: {stuck.reason}, node-2 lacks 5.0 GiB"

@@ -11,7 +11,8 @@ from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane, Grant
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
-from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.reconcile import Reconciler, Sources
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import NodeChanged
@@ -48,6 +49,7 @@ class FakeNode:
     room: int = 100
     place: dict[str, str] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
 
     def join(self, control):
         self.lease_id = control.register(Node(self.node_id, "h:1", "1", state=READY, **self.place)).lease_id
@@ -61,7 +63,7 @@ class FakeNode:
             if (size := self.sizes.get(path)) is not None
         ]
         beat = Beat(self.sequence, READY)
-        report = NodeReport(beat, tuple(self.models.values()), self.room, tuple(needs))
+        report = NodeReport(beat, tuple(self.models.values()), self.room, tuple(needs), starts=self.starts)
         instruction = control.beat(self.node_id, self.lease_id, report)
         self.asked = instruction.measure_paths
         self.assigned = {deployment.model: deployment for deployment in instruction.deployments}
@@ -107,7 +109,8 @@ class Simulated:
 
     def restart(self):
         """Forgets all that is not stored or reported."""
-        self.reconciler = Reconciler(self._sources, OrchestratorTelemetry(), lambda: self.now, self._bounds)
+        leases = ReplicaLeases(lambda: self.now, 600.0, 1.0)
+        self.reconciler = Reconciler(self._sources, OrchestratorTelemetry(), lambda: self.now, leases, self._bounds)
         self.reconciler.settle()
 
     def _publish(self, change):
@@ -121,6 +124,7 @@ class Simulated:
         node = self.registry.beat(node_id, lease_id, report)
         if self.needs.note(node, report.needs):
             self.reconciler.invalidate()
+        self.reconciler.reported(node, report.starts)
         return self.reconciler.instruct(node)
 
     def tick(self):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ryzanstein.cluster import Deployment, Node, NodeState
+from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeState
 from ryzanstein.orchestrator.placing.placement import Assigned, Reports, place
-from ryzanstein.orchestrator.placing.refusals import REMEMBER_S, Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import REMEMBER_S, Refusals
 from ryzanstein.orchestrator.state.stored import StoredRefusal
 
 BROKEN = Deployment("broken", "/models/broken", 1, 1)
@@ -107,3 +107,21 @@ def test_what_is_left_of_a_refusal_is_stored_once_a_minute_so_that_restarts_do_n
                 stored = rows
                 refusals.wrote(rows)
     assert REMEMBER_S <= cluster.now <= REMEMBER_S + 100 + 10 * 60
+
+
+def starting(name: str, revision: int) -> Node:
+    report = ModelReport("m", "/m", revision, NodeState.RECOVERING, memory_bytes=10)
+    return Node(name, "h:1", "first", models=(report,), memory_bytes=100)
+
+
+def test_a_model_leaves_a_node_that_tries_again_what_failed_there_and_not_one_that_restarts_the_revision_before() -> None:
+    new, spare = Deployment("m", "/m", 1, 2), Node("b", "h:1", "first", memory_bytes=100)
+    needs = {name: {"/m": ModelNeed("/m", 10)} for name in "ab"}
+    before = {"a": (new,)}
+    placed = {
+        revision: place([new], [starting("a", revision), spare], Reports({("a", "m")}, needs, before)).assigned.keys()
+        for revision in (1, 2)
+    }
+    assert placed == {1: {"a"}, 2: {"b"}}
+    alone = place([new], [starting("a", 2)], Reports({("a", "m")}, needs, before)).assigned.keys()
+    assert alone == {"a"}, "no other node has room"

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, Fleet, Simulated, restored
+from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, FakeNode, Fleet, Simulated, restored
 
-from ryzanstein.cluster import Deployment, RolloutLimits
+from ryzanstein.cluster import Deployment, Load, ModelReport, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
@@ -123,12 +123,60 @@ def test_a_single_replica_moves_to_a_node_that_is_ready_first():
     assert before not in fleet.ready()
 
 
-@pytest.mark.parametrize(("names", "room", "least"), [("a", NO_ROOM, 0), ("abc", 100, 1)])
-def test_a_single_replica_stays_where_no_other_node_is_or_both_revisions_fit(names, room, least):
-    cluster, fleet = simulated(names, replace(M, replicas=1), room=room)
+def test_a_single_replica_stays_where_both_revisions_fit():
+    cluster, fleet = simulated("abc", replace(M, replicas=1), room=100)
     before = fleet.ready().keys()
-    assert roll(cluster, fleet, replace(NEW, replicas=1), until=60) == (least, 1, before)
+    assert roll(cluster, fleet, replace(NEW, replicas=1), until=60) == (1, 1, before)
     assert fleet.ready() == dict.fromkeys(before, 2)
+
+
+OUTAGE = RolloutLimits(allow_outage=True)
+
+
+@pytest.mark.parametrize(
+    "allowed", [{"replicas": 1, "rollout": OUTAGE}, {"replicas": 1, "outage_revision": 2}, {"replicas": 0}], ids=str
+)
+def test_an_only_replica_without_room_changes_in_place_where_that_is_allowed_or_every_node_should_have_it(allowed):
+    cluster, fleet = simulated("a", replace(M, replicas=allowed["replicas"]))
+    assert roll(cluster, fleet, replace(NEW, **allowed), until=60) == (0, 1, {"a"})
+    assert fleet.ready() == {"a": 2}
+
+
+def test_an_only_replica_waits_where_no_node_has_room_until_an_outage_is_allowed():
+    """It was accepted: there was room then, or nobody had measured."""
+    cluster, fleet = simulated("a", replace(M, replicas=1))
+    before = fleet.ready()
+    assert roll(cluster, fleet, replace(NEW, replicas=1), until=700)[0] == 1
+    assert fleet.ready() == before
+    assert "--allow-outage" in cluster.reconciler.status()[0].waits_for
+    cluster.catalog.put(replace(NEW, replicas=1, outage_revision=2))
+    cluster.reconciler.invalidate()
+    for _ in range(20):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+    assert fleet.ready() == dict.fromkeys(before, 2)
+
+
+async def test_a_version_of_an_only_replica_for_which_no_node_has_room_is_refused_with_the_remedy(path):
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", sizes=SIZES, room=15)
+        await fleet.deploy(Deployment("m", "/m", 1))
+        fleet.load()
+        error = await refused(fleet.deploy(Deployment("m", "/m", 1), options=DeployOptions(reload=True)))
+        assert error.reason == "CANNOT_BE_REPLACED"
+        fleet.nodes[0].room = NO_ROOM
+        fleet.round()
+        error = await refused(fleet.deploy(Deployment("m", "/new", 1)))
+        assert (error.code, error.reason) == (Code.FAILED_PRECONDITION, "CANNOT_BE_REPLACED")
+        assert "it has one replica" in error.message
+        assert "--allow-outage lets it be away while it loads" in error.message
+        assert (await fleet.deploy(Deployment("m", "/new", 1, rollout=OUTAGE))).revision == 2
+        for _ in range(3):
+            fleet.load()
+        late = FakeNode("b", SIZES, room=NO_ROOM)
+        fleet.nodes.append(late)
+        late.join(control)
+        assert (await fleet.deploy(Deployment("m", "/m", 1))).revision == 3, "another node can stand in"
 
 
 def test_a_surge_takes_no_model_from_a_node():
@@ -160,6 +208,78 @@ def test_a_surge_that_fails_leaves_the_earlier_revision_everywhere():
     status = cluster.reconciler.status()[0]
     assert (status.halted, status.waits_for) == (True, "1 of 3 nodes failed with it")
     assert "m" not in surge.assigned
+
+
+def test_a_node_that_was_told_of_a_revision_just_before_the_next_one_has_a_place_in_its_change():
+    """It may have begun, and has not reported that yet."""
+    cluster, fleet = simulated("abc", replace(M, replicas=0))
+    fleet.nodes[2].room = 100  # where it comes first: both fit
+    fleet.round()
+    cluster.catalog.put(replace(NEW, replicas=0))
+    for _ in range(2):
+        fleet.round()
+    assert fleet.revisions() == [1, 1, 2]
+    cluster.catalog.put(replace(NEW, replicas=0, path="/other", revision=3))
+    for _ in range(5):
+        cluster.now += 1.0
+        cluster.tick()
+        for node in fleet.nodes[:2]:
+            node.beat(cluster)
+    assert fleet.revisions() == [1, 1, 2]
+    fleet.round()
+    assert fleet.revisions() == [1, 1, 3]
+
+
+def two_models(room):
+    """A node with two models of 10 bytes each, of which none may be away. New revisions need 20."""
+    limits = RolloutLimits(max_unavailable=0.0)
+    models = [Deployment(name, "/m", 0, 1, rollout=limits) for name in "mk"]
+    cluster = Simulated(*models, bounds=RolloutBounds(min_ready_s=1.0))
+    fleet = Fleet(cluster, "a", sizes=SIZES, room=room)
+    for _ in range(4):
+        fleet.advance(cluster.now)
+    assert fleet.nodes[0].models.keys() == {"m", "k"}
+    for each in models:
+        cluster.catalog.put(replace(each, path="/new", revision=2))
+    return cluster, fleet
+
+
+def changing(fleet):
+    return {name for name, report in fleet.nodes[0].models.items() if report.next_revision or report.revision == 2}
+
+
+def test_two_models_of_a_node_do_not_both_count_the_same_free_memory():
+    cluster, fleet = two_models(room=50)
+    sizes = []
+    for _ in range(40):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+        reports = fleet.nodes[0].models.values()
+        assert all(report.state is READY for report in reports), "none is away"
+        sizes.append(sum(report.memory_bytes + (20 if report.next_revision else 0) for report in reports))
+    assert changing(fleet) == {"m", "k"}
+    assert max(sizes) == 50, "one after the other"
+    cluster, fleet = two_models(room=60)
+    for _ in range(4):
+        cluster.now += 1.0
+        fleet.advance(cluster.now, 5.0)
+    assert changing(fleet) == {"m", "k"}, "at once, where there is room for both"
+
+
+def test_a_model_that_sleeps_is_not_replaced_beside_itself_where_none_may_be_away():
+    """Its node has no ranks of it: it would be loaded in its place, and answer nobody meanwhile."""
+    none_away = replace(M, replicas=1, idle_unload_s=60.0, rollout=RolloutLimits(max_unavailable=0.0))
+    cluster, fleet = simulated("a", none_away, room=100)
+    asleep = fleet.nodes[0].models["m"] = replace(fleet.nodes[0].models["m"], asleep=True, load=Load())
+    cluster.catalog.put(replace(none_away, path="/new", revision=2))
+    for _ in range(20):
+        cluster.now += 1.0
+        fleet.round()
+    assert fleet.nodes[0].assigned["m"].revision == 1
+    fleet.nodes[0].models["m"] = replace(asleep, asleep=False)
+    for _ in range(3):
+        fleet.round()
+    assert fleet.nodes[0].assigned["m"].revision == 2
 
 
 @settings(max_examples=25, deadline=None)
@@ -222,6 +342,21 @@ async def test_what_no_node_could_change_to_is_refused_and_not_stored(path):
         fleet.nodes[0].room = 100
         fleet.round()
         assert (await fleet.deploy(Deployment("m", "/new", 2, min_replicas=2))).path == "/new", "it fits beside on one"
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another deployment"])
+async def test_whether_a_model_can_be_replaced_does_not_depend_on_other_deployments(path, other):
+    """Nodes were started with it, so that nothing is assigned yet."""
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", "b", sizes={**SIZES, "/k": 1}, room=NO_ROOM)
+        if other:
+            await fleet.deploy(Deployment("k", "/k"))
+            fleet.load()
+        for node in fleet.nodes:
+            node.models["m"] = ModelReport("m", "/m", 0, READY, memory_bytes=10, started_with=True)
+        fleet.round()
+        error = await refused(fleet.deploy(Deployment("m", "/new", rollout=RolloutLimits(max_unavailable=0.0))))
+        assert error.reason == "CANNOT_BE_REPLACED"
 
 
 async def test_a_deployment_for_every_node_may_be_on_no_more_than_its_maximum(path):
@@ -287,6 +422,29 @@ async def test_a_rollback_is_a_new_revision_of_the_earlier_directory_with_the_bo
         assert fleet.revisions() == [3, 3]
         again = await fleet.deploy(Deployment("m", ""), options=DeployOptions(rollback=True))
         assert (again.path, again.revision) == ("/new", 4)
+
+
+async def test_an_outage_that_a_rollback_allows_is_allowed_for_that_change_alone_and_outlives_the_orchestrator(path):
+    none_away = RolloutLimits(max_unavailable=0.0)
+    async with restored(path) as control:
+        fleet = Fleet(control, "a", "b", sizes=SIZES, room=NO_ROOM)
+        for directory in ("/m", "/new"):
+            await fleet.deploy(Deployment("m", directory))
+            for _ in range(3):
+                fleet.load()
+        await fleet.deploy(Deployment("m", "/new", rollout=none_away))
+        back = DeployOptions(rollback=True)
+        assert (await refused(fleet.deploy(Deployment("m", ""), options=back))).reason == "CANNOT_BE_REPLACED"
+        stored = await fleet.deploy(Deployment("m", ""), options=replace(back, allow_outage=True))
+        assert (stored.path, stored.revision, stored.rollout) == ("/m", 3, none_away)
+        assert sorted(fleet.revisions()) == [2, 3]
+        await fleet.deploy(Deployment("m", "/m", idle_unload_s=5.0, rollout=none_away))  # which changes no files
+    async with restored(path) as control:
+        fleet.join(control)
+        for _ in range(3):
+            fleet.load()
+        assert fleet.ready() == {"a": 3, "b": 3}
+        assert (await refused(fleet.deploy(Deployment("m", ""), options=back))).reason == "CANNOT_BE_REPLACED"
 
 
 async def test_a_rollback_does_not_undo_what_was_deployed_while_nodes_measured(path):

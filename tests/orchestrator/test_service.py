@@ -291,6 +291,7 @@ INVALID = [
     ("DeployModel", limited(progress=Duration()), "deployment.rollout.progress"),
     ("DeployModel", limited(progress=Duration(seconds=2**62)), "deployment.rollout.progress"),
     ("DeployModel", limited({"replicas": 2, "max_replicas": 2}, max_unavailable=0), "deployment.max_replicas"),
+    ("DeployModel", pb.DeployModelRequest(rollback=True, idempotency_key="k" * 65), "idempotency_key"),
     ("DeployModel", pb.DeployModelRequest(rollback=True), "deployment.model"),
     ("DeployModel", a_deployment(idle_unload=Duration(seconds=-1)), "deployment.idle_unload"),
     ("DeployModel", a_deployment(idle_unload=Duration(seconds=30 * 86400 + 1)), "deployment.idle_unload"),

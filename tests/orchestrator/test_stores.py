@@ -16,6 +16,7 @@ from ryzanstein.cluster import Deployment, Node, RolloutLimits
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.lab.simulation.leaders.scripts import SCRIPTS
 from ryzanstein.orchestrator.config import OrchestratorSettings
+from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.leading.providers import redis_lease
 from ryzanstein.orchestrator.opening import leadership_of, opened_store
 from ryzanstein.orchestrator.state import redis_store
@@ -51,7 +52,9 @@ class Changes:
                 if rng.random() < 0.5:
                     share, allowed = rng.choice([None, 0.0, rng.random()]), rng.random() < 0.5
                     limits = RolloutLimits(share, None, rng.random() * 9, 0.5, allowed)
-                    deployment = replace(deployment, min_replicas=1, max_replicas=9, rollout=limits, earlier_path="/\u00fc")
+                    deployment = replace(
+                        deployment, min_replicas=1, max_replicas=9, rollout=limits, earlier_path="/\u00fc", outage_revision=7
+                    )
                 change = methodcaller("put_deployment", deployment)
             case 2:
                 change = methodcaller("remove_deployment", name)
@@ -206,6 +209,38 @@ async def test_a_write_that_arrives_after_a_later_one_of_the_same_leader_is_not_
     assert await change(keys, args) == -1, "the kernel sends it when its path is whole again"
     assert await store.deployments() == (Deployment("m", "/m", 1, 2),)
     await store.close()
+
+
+@pytest.mark.parametrize("options", [{"reload": True}, {"rollback": True}], ids=str)
+async def test_a_deployment_that_was_done_and_reported_as_refused_is_not_done_again_by_the_next_leader(
+    start_redis, tmp_path, telemetry, options
+):
+    """The answer of a write is lost, another leader begins, and the client of Redis repeats the write, which is refused."""
+    server = await start_redis()
+    settings = OrchestratorSettings(database=tmp_path / "o", store="redis", redis_url=server.url, redis_prefix="t:")
+    async with opened_store(settings, telemetry) as one, opened_store(settings, telemetry) as two:
+        first = (await leadership_of(settings, one, telemetry)).control
+        for directory in ("/m", "/new"):
+            await first.deploy(Deployment("m", directory, 1))
+        change = one._change
+
+        async def repeated(keys, args):
+            await change(keys, args)
+            await two.begin(await two.next_epoch())
+            return await change(keys, args)
+
+        one._change = repeated
+        asked, deployment = DeployOptions(**options, idempotency_key="one"), Deployment("m", "/new", 1)
+        with pytest.raises(RyzansteinError) as refused:
+            await first.deploy(deployment, asked)
+        assert refused.value.reason == "NOT_LEADER"
+        second = (await leadership_of(settings, two, telemetry)).control
+        done = second.deployment("m")
+        assert (done.revision, done.path) == (3, "/new" if "reload" in options else "/m")
+        assert await second.deploy(deployment, asked) == done == second.deployment("m")
+        assert (await second.deploy(deployment, replace(asked, idempotency_key="two"))).revision == 4
+        for control in (first, second):
+            await control.abandon()
 
 
 async def test_of_two_writes_at_once_the_second_waits_and_nothing_of_it_is_forgotten(start_redis, telemetry):

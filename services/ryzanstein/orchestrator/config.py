@@ -89,6 +89,13 @@ class OrchestratorSettings(ServiceSettings):
         description="name of the Lease, in the pod's namespace",
     )
     lease_s: float = Field(3.0, ge=0.1, le=3600, description="a node without a heartbeat for this long is removed")
+    replica_lease_s: float = Field(
+        600.0,
+        ge=1,
+        le=86_400,
+        description="a model whose start on a node shows no progress for this long has failed there; "
+        "longer than the nodes' own tuning.ranks.start_s",
+    )
     drain_grace_s: float = Field(2.0, ge=0, description="how long running calls may take after SIGTERM")
     tuning: OrchestratorTuning = Field(default_factory=OrchestratorTuning, description=TUNING)
 

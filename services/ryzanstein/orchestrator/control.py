@@ -26,7 +26,8 @@ from ryzanstein.orchestrator.deploying.store_writes import StoreWrites
 from ryzanstein.orchestrator.leading.term import SoleTerm, Term
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
-from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.reconcile import DeploymentStatus, Reconciler, Sources
 from ryzanstein.orchestrator.state.adapters import AdapterTable
 from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
@@ -46,6 +47,7 @@ _MEASURE_S = 3.0
 _FEW = 20
 _TELL_MEMBERS_S = 0.005  # between two lists of all addresses to one node, for each node: at 1,000 nodes 5 s
 _MEASURE_BEATS = 3
+_LONGEST_GAP_BEATS = 2
 _ENOUGH = 0.95
 _TICKS_PER_SIGN = 10
 _KNOWN_S = 0.05
@@ -87,7 +89,10 @@ class ControlPlane:
         self._needs = MeasuredNeeds(lambda: self._catalog.paths, self._awake.now)
         refusals, halts = Refusals(self._awake.now, saved.refusals), Halts(saved.halts)
         sources = Sources(self._registry, self._catalog, refusals, self._needs, halts)
-        self._reconciler = Reconciler(sources, telemetry, self._awake.now, settings.tuning.rollout)
+        # A new one in each term: nothing expires before this leader has seen it stand still for a whole lease.
+        longest_gap_s = _LONGEST_GAP_BEATS * settings.tuning.heartbeat_interval_s
+        leases = ReplicaLeases(self._awake.now, max(settings.replica_lease_s, settings.lease_s), longest_gap_s)
+        self._reconciler = Reconciler(sources, telemetry, self._awake.now, leases, settings.tuning.rollout)
         self._recorder = MembershipRecorder(store, self._membership, refusals, halts)
         self._writes = StoreWrites(telemetry.background, term.check)
         self._models = ModelDeployments(
@@ -173,6 +178,7 @@ class ControlPlane:
         node = self._registry.beat(node_id, lease_id, report)
         if self._needs.note(node, report.needs):
             self._reconciler.invalidate()
+        self._reconciler.reported(node, report.starts)
         if self._settling is not None:
             self._settling.reported(node_id)
             self._settle()
@@ -362,6 +368,7 @@ class ControlPlane:
         self._known_members = None
         if isinstance(change, NodeLeft):
             self._needs.forget(change.node_id)
+            self._reconciler.forget(change.node_id)
             self._told_members.pop(change.node_id, None)
         self._telemetry.nodes.set(len(self._registry))
         self._reconciler.invalidate()

@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from ryzanstein.cluster import Deployment, Instruction, Node
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.packing import NodeShortage
 from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Failed, Placement, Reports, place
-from ryzanstein.orchestrator.placing.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
+from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.placing.rolling import RollingChanges
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.orchestrator.placing.unplaceable import below_minimum
@@ -25,6 +28,8 @@ from ryzanstein.orchestrator.placing.waves import kept, serves
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
+
+log = structlog.get_logger(__name__)
 
 # Up to so many nodes are looked at in each tick while models change. More take longer, and are looked at less often: a
 # thousand of them every half second.
@@ -65,11 +70,17 @@ class Reconciler:
     """Holds the placement that the last `update` computed. `now` is monotonic seconds."""
 
     def __init__(
-        self, sources: Sources, telemetry: OrchestratorTelemetry, now: Callable[[], float], bounds: RolloutBounds | None = None
+        self,
+        sources: Sources,
+        telemetry: OrchestratorTelemetry,
+        now: Callable[[], float],
+        leases: ReplicaLeases,
+        bounds: RolloutBounds | None = None,
     ) -> None:
         self._sources = sources
         self._telemetry = telemetry
         self._now = now
+        self._leases = leases
         self._placement = Placement()
         self._rolling = RollingChanges(now, bounds, sources.halts)
         self._surges: Mapping[str, int] = {}
@@ -96,7 +107,7 @@ class Reconciler:
         self._looked_at = self._now()
         deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
         refusals = self._sources.refusals
-        refusals.note(nodes, self._placement.assigned)
+        refusals.note(nodes, self._placement.assigned, self._leases.reason)
         failed = self._failed = refusals.of(deployments, nodes)
         self._sources.halts.keep(deployments)
         surges = self._rolling.surges(deployments, self._holders(nodes), self._sources.needs.all())
@@ -116,7 +127,8 @@ class Reconciler:
         self.update()
         nodes = self._sources.registry.nodes()
         members = [node for node in self._holders(nodes).get(deployment.model, ()) if not node.drain_requested]
-        if not self._rolling.unchangeable(deployment, members, self._sources.needs.all()):
+        floor = self._rolling.unchangeable(deployment, members, self._sources.needs.all())
+        if not floor:
             return ""
         if deployment.surge:
             others = [each for each in self._sources.catalog.deployments() if each.model != deployment.model]
@@ -124,9 +136,8 @@ class Reconciler:
             placed = self._place((*others, deployment), failed, {**self._surges, deployment.model: 1})
             if placed.count(deployment.model) > len(members):
                 return ""
-        least = deployment.min_replicas
-        bound = f"min_replicas is {least}" if least >= len(members) else "rollout.max_unavailable is 0"
-        return f"{bound}, and no node has room to load it beside the earlier revision, or to stand in for another"
+        bound, remedy = self._rolling.floor_reason(deployment, floor)
+        return f"{bound}, and no node has room to load it beside the earlier revision, or to stand in for another; {remedy}"
 
     def check_drain(self, node: Node) -> None:
         """Raises FAILED_PRECONDITION when a deployment would keep fewer ready nodes than it states if this one drains."""
@@ -150,19 +161,41 @@ class Reconciler:
         return place(deployments, self._sources.registry.nodes(), reports)
 
     def _holders(self, nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
-        """Returns the nodes of each model: those that it was assigned to, or that report it while nothing is assigned."""
-        holders: dict[str, list[Node]] = defaultdict(list)
+        """Returns the nodes of each model: those that it was assigned to, or that report it if it was assigned to none."""
+        given, reported = defaultdict[str, list[Node]](list), defaultdict[str, list[Node]](list)
         assigned = self._placement.assigned if self._settled else {}
         for node in nodes:
-            given = [each.model for each in assigned.get(node.node_id, ())]
-            reported = [each.model for each in node.models] if node.plural else [node.model]
-            for model in given if assigned else reported:
-                holders[model].append(node)
-        return holders
+            for deployment in assigned.get(node.node_id, ()):
+                given[deployment.model].append(node)
+            for model in [each.model for each in node.models] if node.plural else [node.model]:
+                reported[model].append(node)
+        return {**reported, **given}
 
     def left(self, node_id: str) -> None:
         """Notes that a node has left by itself, other than one whose lease expired."""
         self._rolling.left(node_id)
+
+    def reported(self, node: Node, starts: Mapping[str, int]) -> None:
+        """Notes how far a node is with the models that it starts. One that comes no further has failed there."""
+        assigned = self._placement.assigned.get(node.node_id, ()) if self._settled and starts else ()
+        told = [each for each in assigned if self._rolling.instructed(node, each).revision == each.revision]
+        for deployment in self._leases.reported(node, starts, told):
+            self._telemetry.replicas_expired.inc()
+            report = node.report(deployment.model)
+            log.warning(
+                "replica expired",
+                node_id=node.node_id,
+                model=deployment.model,
+                revision=deployment.revision,
+                reason=self._leases.reason(node, deployment),
+                state="absent" if report is None else report.state.name,
+                doing="" if report is None else report.reason,
+            )
+            self.invalidate()
+
+    def forget(self, node_id: str) -> None:
+        """Forgets the starts of a node that is no member any more."""
+        self._leases.forget(node_id)
 
     def instruct(self, node: Node) -> Instruction:
         """Returns what a node should do."""
@@ -218,13 +251,22 @@ class Reconciler:
             return () if deployment is None else (deployment,)
         return tuple(kept(report, each) for report in node.models if (each := find(report.model)) is not None)
 
+    def _num_failed(self, deployment: Deployment) -> int:
+        """Returns how many nodes were given a deployment although they failed with it, and answer no requests for it."""
+        model, found = deployment.model, 0
+        for node_id in [node_id for node_id, failed in self._failed if failed == model]:
+            node = self._sources.registry.find(node_id)
+            given = deployment in self._placement.assigned.get(node_id, ())
+            found += given and node is not None and not serves(node, model)
+        return found
+
     def _measure(self, deployments: tuple[Deployment, ...]) -> None:
         short, outdated, halted = self._telemetry.short, self._telemetry.outdated, self._telemetry.halted
         short.clear()
         outdated.clear()
         halted.clear()
         for deployment in deployments:
-            short.labels(deployment.model).set(self._placement.short(deployment))
+            short.labels(deployment.model).set(self._placement.short(deployment) + self._num_failed(deployment))
             num_outdated = len(self._rolling.outdated.get(deployment.model, ()))
             outdated.labels(deployment.model).set(num_outdated)
             halted.labels(deployment.model).set(bool(num_outdated and self._sources.halts.find(deployment)))

@@ -23,6 +23,7 @@ from ryzanstein.orchestrator.state.watch import SignOfLife, Snapshot, Update
 from ryzanstein.orchestrator.validation import (
     check_adapter,
     check_deployment,
+    check_idempotency_key,
     check_name_of,
     check_node,
     check_node_id,
@@ -98,14 +99,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def DeployModel(self, request: pb.DeployModelRequest, context: Context) -> pb.DeployModelResponse:
         model = request.deployment.model
         async with self._auditor.act(context, "DeployModel", model, _deployed(self._control.deployment(model))) as act:
-            deployment = deployment_from_wire(request.deployment)
-            if request.allow_outage:
-                deployment = replace(deployment, rollout=replace(deployment.rollout, allow_outage=True))
+            deployment, key = deployment_from_wire(request.deployment), request.idempotency_key
+            check_idempotency_key(key)
+            options = DeployOptions(request.reload, request.rollback, idempotency_key=key)
+            allowed = request.allow_outage or deployment.rollout.allow_outage
             if request.rollback:
                 check_name_of(deployment)
+                options = replace(options, allow_outage=allowed)
             else:
+                deployment = replace(deployment, rollout=replace(deployment.rollout, allow_outage=allowed))
                 check_deployment(deployment, self._max_nodes)
-            stored = await self._control.deploy(deployment, DeployOptions(request.reload, request.rollback))
+            stored = await self._control.deploy(deployment, options)
             act.after = _deployed(stored)
         return pb.DeployModelResponse(deployment=deployment_to_wire(stored))
 
@@ -175,9 +179,9 @@ def _deployed(deployment: Deployment | None) -> Facts | None:
     if deployment is None:
         return None
     facts = asdict(deployment)
-    del facts["model"]
+    del facts["model"], facts["idempotency_keys"]
     limits = facts.pop("rollout")
-    for name in ("min_replicas", "max_replicas", "earlier_path"):
+    for name in ("min_replicas", "max_replicas", "earlier_path", "outage_revision"):
         if not facts[name]:
             del facts[name]
     return facts | {f"rollout.{name}": value for name, value in limits.items() if value is not None and value is not False}

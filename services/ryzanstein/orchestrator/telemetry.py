@@ -36,13 +36,21 @@ class OrchestratorTelemetry:
         self.halted = Gauge(
             "ryzanstein_orchestrator_halted", "1: a revision goes no further.", ["model"], registry=self.registry
         )
-        self.short = Gauge("ryzanstein_orchestrator_short", "Nodes that a deployment lacks.", ["model"], registry=self.registry)
+        self.short = Gauge(
+            "ryzanstein_orchestrator_short",
+            "Nodes that a deployment lacks, with those that failed and do not serve it.",
+            ["model"],
+            registry=self.registry,
+        )
         self.models = ModelLoads()
         self.registry.register(self.models)
         self.joins = self._counter("joins_total", "Registrations granted.", "kind")
         self.departures = self._counter("departures_total", "Members that left or whose lease expired.", "cause")
         for cause in ("expired", "left"):  # so that `increase()` sees the first one
             self.departures.labels(cause)
+        self.replicas_expired = self._counter(
+            "replicas_expired_total", "Models whose start on a node showed no progress for the length of a replica's lease."
+        )
         self.beats = self._counter("beats_total", "Heartbeats received.")
         self.changes = self._counter("changes_total", "Changes published to watchers.", "kind")
         self.snapshots = self._counter("snapshots_total", "Snapshots sent; cause overflow: the watcher fell behind.", "cause")

@@ -14,11 +14,13 @@ MAX_PATH_CHARS = 1024
 MAX_TP = 1024
 MAX_MODELS = 32
 MAX_NEEDS = 16
+MAX_STARTS = 2 * MAX_MODELS
 MAX_REASON_CHARS = 1024
 MAX_BYTES = 2**63 - 1
 MAX_NODE_TEXT_CHARS = 16384
 """All paths and reasons of a node's models together."""
 MAX_IDLE_UNLOAD_S = 30 * 86400.0
+MAX_IDEMPOTENCY_KEY_CHARS = 64
 MAX_MIN_READY_S = 3600.0
 MAX_PROGRESS_S = 86_400.0
 
@@ -61,6 +63,9 @@ def check_report(report: NodeReport) -> None:
     _check_count(report.needs, MAX_NEEDS, "needs")
     for number, need in enumerate(report.needs):
         _check_need(need, f"needs[{number}]")
+    _check_count(report.starts, MAX_STARTS, "starts")
+    for model in report.starts:
+        _check_name(model, "starts")
 
 
 def _check_need(need: ModelNeed, field: str) -> None:
@@ -93,6 +98,10 @@ def check_model(model: str, field: str) -> None:
 def check_name_of(deployment: Deployment) -> None:
     """Checks the only field that counts when a model is rolled back."""
     _check_name(deployment.model, "deployment.model")
+
+
+def check_idempotency_key(key: str) -> None:
+    _check_length(key, MAX_IDEMPOTENCY_KEY_CHARS, "idempotency_key")
 
 
 def check_deployment(deployment: Deployment, max_nodes: int) -> None:

@@ -220,6 +220,7 @@ def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport, sequence:
         needs=[orchestrator.ModelNeed(path=need.path, bytes=need.bytes, error=need.error) for need in report.needs],
         members_digest=report.members_digest,
         adapters_digest=report.adapters_digest,
+        starts=report.starts,
         sequence=sequence,
     )
 
@@ -232,6 +233,7 @@ def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
         tuple(ModelNeed(need.path, need.bytes, need.error) for need in wire.needs),
         wire.members_digest if wire.HasField("members_digest") else None,
         wire.adapters_digest if wire.HasField("adapters_digest") else None,
+        dict(wire.starts),
     )
 
 

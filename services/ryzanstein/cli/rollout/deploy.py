@@ -21,6 +21,7 @@ from ryzanstein.cli.options import ORCHESTRATOR_ADDRESS, Orchestrator, text_valu
 from ryzanstein.cli.rollout.deployments import Assignments, DeploymentClient, as_document, deployment_table, names, reason_of
 from ryzanstein.cli.rollout.phases import Phase
 from ryzanstein.cli.rollout.rollout import Rollout, RolloutEnd
+from ryzanstein.cli.rollout.shortages import listed_shortages
 from ryzanstein.cluster import Deployment, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.files.model_paths import is_gguf, model_location, model_name
@@ -96,7 +97,7 @@ def deploy(
     ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="Deploy the earlier directory of NAME again.")] = False,
     reload: Annotated[bool, typer.Option("--reload", help="Load the files again, although the directory is the same.")] = False,
-    allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Do not wait until replicas can be spared.")] = False,
+    allow_outage: Annotated[bool, typer.Option("--allow-outage", help="Change replicas that cannot be spared, too.")] = False,
     orchestrator: Orchestrator = ORCHESTRATOR_ADDRESS,
     wait: Annotated[
         float | None, typer.Option(min=0, max=86_400, show_default=f"{WAIT_S:g}", help="Seconds to wait until nodes are ready.")
@@ -204,6 +205,9 @@ def _list(place: _Place, as_json: bool) -> None:
         display.print_json(as_document(views))
     elif views:
         display.output().print(deployment_table(views))
+        for view in views:
+            if listed := listed_shortages(view):
+                display.output().print(f"{view.deployment.model!r}: {listed}", markup=False, soft_wrap=True)
     else:
         _tell("nothing is deployed: each node serves what it was started with")
 
@@ -282,7 +286,8 @@ class _Waiting:
     def remedy(self, ending: RolloutEnd) -> str:
         """Returns how to end what is still in force."""
         if ending.earlier:
-            return "; repair it and deploy it with --reload, or return to the earlier directory with --rollback"
+            back = ", or return to the earlier directory with --rollback" if self._rollout.deployment.earlier_path else ""
+            return f"; repair it and deploy it with --reload{back}"
         return f"; it stays deployed until `ryzanstein deploy {self._deployment.model} --remove`" if ending.in_force else ""
 
     def interrupted(self) -> str:

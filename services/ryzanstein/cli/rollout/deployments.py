@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -77,6 +78,7 @@ class DeploymentClient:
             reload=reload,
             rollback=rollback,
             allow_outage=deployment.rollout.allow_outage,  # an older orchestrator does not know rollout
+            idempotency_key=uuid.uuid4().hex,  # the channel may repeat the request at another leader
         )
         answer = await answered(self._stub.DeployModel(request, timeout=DEPLOY_TIMEOUT_S))
         return deployment_from_wire(answer.deployment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ryzanstein.cli.display import binary_bytes
-from ryzanstein.cli.rollout.deployments import Assignments, Shortage
+from ryzanstein.cli.rollout.deployments import Assignments, DeploymentView, Shortage
 
 _LISTED = 4
 
@@ -20,6 +20,13 @@ def why_not_more(look: Assignments, model: str, assigned: Collection[str]) -> st
     if len(short) > _LISTED:
         given.append(f"{len(short) - _LISTED} more cannot take it")
     return ", ".join([*given, *(f"{count} {what}" for count, what in counts if count)])
+
+
+def listed_shortages(view: DeploymentView) -> str:
+    """Returns why nodes do not serve a deployment, or lack it; empty: there is nothing to say."""
+    listed = [_sentence(each) for each in view.shortages[:_LISTED]]
+    rest = len(view.shortages) - len(listed)
+    return ", ".join([*listed, f"and {rest} more"] if rest else listed)
 
 
 def _sentence(shortage: Shortage) -> str:

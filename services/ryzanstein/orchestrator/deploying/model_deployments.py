@@ -18,17 +18,22 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
 
+_KEPT_KEYS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
     """How a model is deployed.
 
     `reload`: nodes load the files again, although the directory is the same. `rollback`: the directory is the one before the
-    present one, and all else as it is.
+    present one, and all else as it is. `allow_outage`: see `Catalog.revised`. `idempotency_key`: that of the request and of
+    its repeats; empty: it has none.
     """
 
     reload: bool = False
     rollback: bool = False
+    allow_outage: bool = False
+    idempotency_key: str = ""
 
 
 DEFAULT_OPTIONS = DeployOptions()
@@ -61,10 +66,12 @@ class ModelDeployments:
         """Adds or replaces a deployment; returns it with its revision when it is stored.
 
         Nodes measure a new directory first, for some seconds. Raises RESOURCE_EXHAUSTED or FAILED_PRECONDITION when none can
-        take it, or none can change to it.
+        take it, or none can change to it. A repeat of a request that was carried out changes nothing.
         """
+        if (done := self._done(deployment.model, options)) is not None:
+            return done
         if options.rollback:
-            deployment = self._earlier(deployment)
+            deployment = self._earlier(deployment.model)
         known = self._sources.catalog.find(deployment.model)
         if options.reload or known is None or known.path != deployment.path:
             await self._measure(deployment, options)
@@ -74,12 +81,21 @@ class ModelDeployments:
         """Removes a deployment; returns when that is stored. Raises NOT_FOUND when there is none."""
         await self._writes.write(self._remove(model))
 
-    def _earlier(self, deployment: Deployment) -> Deployment:
-        """Returns the deployment as it is, with its earlier directory.
+    def _done(self, model: str, options: DeployOptions) -> Deployment | None:
+        """Returns the deployment if this request for it was carried out before.
+
+        An answer may be lost. A leader may also be refused what it has written: the store repeats a write whose answer was
+        lost, and another leader has begun meanwhile.
+        """
+        known = self._sources.catalog.find(model)
+        return known if known is not None and options.idempotency_key in known.idempotency_keys else None
+
+    def _earlier(self, model: str) -> Deployment:
+        """Returns the deployment of a model as it is, with its earlier directory.
 
         Raises NOT_FOUND when there is no deployment, FAILED_PRECONDITION when it had no other directory.
         """
-        catalog, model = self._sources.catalog, deployment.model
+        catalog = self._sources.catalog
         catalog.require(model)
         known = catalog.find(model)
         assert known is not None
@@ -87,8 +103,7 @@ class ModelDeployments:
             raise errors.failed_precondition(
                 "NO_EARLIER_REVISION", f"{model!r} cannot be rolled back: it has had no directory but {known.path[:256]}"
             )
-        allowed = known.rollout.allow_outage or deployment.rollout.allow_outage
-        return replace(known, path=known.earlier_path, rollout=replace(known.rollout, allow_outage=allowed))
+        return replace(known, path=known.earlier_path)
 
     def _measurable(self) -> Iterable[Node]:
         """Returns the nodes that can say how much memory a directory needs, and may be chosen."""
@@ -105,7 +120,7 @@ class ModelDeployments:
                 return
             if shortages := self._reconciler.without_room_for(deployment):
                 raise unplaceable(deployment, shortages)
-            revised = self._sources.catalog.revised(deployment, options.reload)
+            revised = self._sources.catalog.revised(deployment, options.reload, allow_outage=options.allow_outage)
             if why := self._reconciler.irreplaceable(revised):
                 raise irreplaceable(revised, why)
         finally:
@@ -115,14 +130,19 @@ class ModelDeployments:
         model, catalog = deployment.model, self._sources.catalog
         if self._adapters.find(model) is not None:
             raise errors.already_exists("adapter", model)
+        if (done := self._done(model, options)) is not None:
+            return done
         if options.rollback:
-            measured, deployment = deployment, self._earlier(deployment)
+            measured, deployment = deployment, self._earlier(model)
             if (measured.revision, measured.path) != (deployment.revision, deployment.path):
                 raise errors.RyzansteinError(
                     f"{model!r} was deployed anew meanwhile", errors.Code.ABORTED, "DEPLOYED_MEANWHILE"
                 )
         catalog.admit(deployment)
-        deployment = catalog.revised(deployment, options.reload)
+        deployment = catalog.revised(deployment, options.reload, allow_outage=options.allow_outage)
+        if options.idempotency_key:
+            keys = (*deployment.idempotency_keys, options.idempotency_key)
+            deployment = replace(deployment, idempotency_keys=keys[-_KEPT_KEYS:])
         await self._store.put_deployment(deployment)
         self._sources.refusals.forget(model)
         self._sources.halts.lift(model)

@@ -41,6 +41,13 @@ class NodeRoom:
             return frozenset() if self.node.state is NodeState.FAILED else frozenset({self.node.model})
         return frozenset(model for model, report in self._reports.items() if report.state is not NodeState.FAILED)
 
+    def starts(self, deployment: Deployment) -> bool:
+        """Whether the node loads this revision, or is to load it again, and answers no requests for the model meanwhile."""
+        report = self._reports.get(deployment.model) if self.node.plural else None
+        if report is None or report.asleep or report.revision != deployment.revision:
+            return False
+        return report.state in (NodeState.STARTING, NodeState.RECOVERING)
+
     def lacks(self, deployment: Deployment) -> tuple[bool, bool]:
         """Returns whether the node answers no requests for the model, and whether it has not this revision.
 

@@ -131,7 +131,7 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
     """
     counts: Counter[str] = Counter()
     before = {node_id: {d.model for d in assigned} for node_id, assigned in reports.before.items()}
-    homes = _homes(rooms, before)
+    homes = _homes(deployments, rooms, before, reports.failed)
 
     def where(*, assigned: bool, served: bool) -> list[list[NodeRoom]]:
         found = homes[assigned, served]
@@ -151,14 +151,20 @@ def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports:
 
 
 def _homes(
-    rooms: Sequence[NodeRoom], before: Mapping[str, Collection[str]]
+    deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], before: Mapping[str, Collection[str]], failed: Failed
 ) -> dict[tuple[bool, bool], dict[str, list[NodeRoom]]]:
-    """Returns the rooms of each model by whether it is assigned to the node, and whether the node serves it: one or both."""
+    """Returns the rooms of each model by whether it is assigned to the node, and whether the node serves it: one or both.
+
+    A node that failed a revision, and tries it again or comes no further, does not serve it.
+    """
+    wanted = {d.model: d for d in deployments}
     homes: dict[tuple[bool, bool], dict[str, list[NodeRoom]]] = {(True, True): {}, (True, False): {}, (False, True): {}}
     for room in rooms:
         assigned, served = before.get(room.node.node_id, frozenset()), room.served
-        for model in {*assigned, *served}:
-            homes[model in assigned, model in served].setdefault(model, []).append(room)
+        for model in {*assigned, *served} & wanted.keys():
+            serves = model in served and not ((room.node.node_id, model) in failed and room.starts(wanted[model]))
+            if serves or model in assigned:
+                homes[model in assigned, serves].setdefault(model, []).append(room)
     return homes
 
 
@@ -223,7 +229,7 @@ def _take(
         has_failed = fails if node.plural else node.model == model
         has_failed = has_failed or (node.node_id, model) in failed
         displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        tier = (has_failed, has_failed and not fails, displaces)
+        tier = (has_failed, has_failed and not (fails or room.starts(deployment)), displaces)
         return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
 
     candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}

@@ -22,7 +22,7 @@ from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
-from ryzanstein.orchestrator.placing.waves import Wave, drains, is_away, is_changing, kept, loads_beside
+from ryzanstein.orchestrator.placing.waves import Wave, adopts, drains, is_away, is_changing, kept, loads_beside
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
+_BEATS_TO_SHOW = 2
 # A node that vanished while it changed may be cut off from the orchestrator alone, and change on.
 _GONE_S = 60.0
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
@@ -64,6 +65,8 @@ class _Change:
     """Times, and what ran and waited then: the largest first, each later one smaller."""
     busy: set[str] = field(default_factory=set)
     """Nodes that changed at the last look, or had changed only just."""
+    told: dict[str, set[float]] = field(default_factory=dict)
+    """Nodes that were told to change to an earlier revision, which they may have begun, and the times of their beats since."""
     gone: dict[str, float] = field(default_factory=dict)
     """Those of them that are no members any more, and when that was seen."""
     full_since: float | None = None
@@ -83,6 +86,7 @@ class RollingChanges:
         self._all_known = True
         self._unseen: Mapping[str, float] = {}
         self._present: Collection[str] = ()
+        self._assigned: Assigned = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
 
@@ -107,7 +111,7 @@ class RollingChanges:
 
         None begins unless all nodes are known: one that is not back yet may be changing.
         """
-        self._all_known = all_known
+        self._all_known, self._assigned = all_known, assigned
         by_id = {node.node_id: node for node in nodes}
         self._present = by_id.keys()
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
@@ -140,11 +144,11 @@ class RollingChanges:
                 found[deployment.model] = surge
         return found
 
-    def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> bool:
-        """Whether no replica could change to this revision, unless another node stands in."""
+    def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> int:
+        """Returns how many replicas must stay ready if none could change unless another node stands in; 0: one could."""
         floor = self._bounds.floor(deployment, len(members))
-        wave = Wave(deployment, members, (), needs, floor)
-        return bool(members) and not any(wave.beside(node) or wave.leaves_floor(node) for node in members)
+        wave = Wave(deployment, members, (), self._beside(deployment, needs), floor)
+        return 0 if any(wave.beside(node) or wave.leaves_floor(node) for node in members) or not members else floor
 
     def leaves(self, node: Node, deployment: Deployment) -> bool:
         """Whether a node was told to unload the earlier revision, which it may still serve."""
@@ -176,11 +180,39 @@ class RollingChanges:
         if halt is not None and halt.lasting:
             return 0
         outdated = [node for node in holders if not node.drain_requested and self._is_outdated(node, deployment)]
-        in_place = sum(not loads_beside(node, deployment, needs) for node in outdated)
+        beside = self._beside(deployment, needs)
+        in_place = sum(not beside(node) for node in outdated)
         changed = 0 if change is None or change.revision != deployment.revision else self._num_steady(change, deployment)
         # What another orchestrator gave the model to, or is ready only just, keeps it.
         have = sum(is_changing(node, deployment) or not self._is_outdated(node, deployment) for node in holders)
         return 0 if changed >= deployment.replicas else min(deployment.surge, max(changed + 1, have), in_place)
+
+    def _beside(self, deployment: Deployment, needs: NodeNeeds) -> Callable[[Node], bool]:
+        """Returns what says whether a node loads a deployment beside its earlier revision, or could, as of now."""
+        known: dict[str, bool] = {}
+
+        def beside(node: Node) -> bool:
+            if node.node_id not in known:
+                known[node.node_id] = loads_beside(node, deployment, needs, self._promised(node, deployment.model, needs))
+            return known[node.node_id]
+
+        return beside
+
+    def _promised(self, node: Node, but: str, needs: NodeNeeds) -> int:
+        """Returns the memory that a node's other models are about to take, besides what they have now."""
+        promised = 0
+        for deployment in self._assigned.get(node.node_id, ()):
+            report, change = node.report(deployment.model), self._changes.get(deployment.model)
+            need = needs.get(node.node_id, {}).get(deployment.path)
+            if deployment.model == but or need is None:
+                continue
+            has_turn = change is not None and node.node_id in change.turns
+            if report is None or is_changing(node, deployment):
+                promised += need.bytes
+            elif has_turn and report.revision != deployment.revision and not adopts(report, deployment):
+                beside = change is not None and change.beside.get(node.node_id)
+                promised += need.bytes if beside else max(0, need.bytes - report.memory_bytes)
+        return promised
 
     def _advance(
         self, deployment: Deployment, members: Sequence[Node], outdated: Sequence[Node], num_failed: int, needs: NodeNeeds
@@ -197,7 +229,7 @@ class RollingChanges:
         steady = self._steady(change, deployment, members)
         self._note_progress(change, deployment, members, change.turns | loading)
         floor = self._bounds.floor(deployment, len(members))
-        wave = Wave(deployment, members, change.turns | loading, needs, floor)
+        wave = Wave(deployment, members, change.turns | loading, self._beside(deployment, needs), floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
         places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
@@ -211,13 +243,13 @@ class RollingChanges:
         if 0 < deployment.replicas <= steady:
             candidates = []  # enough have changed: the others lose the model
         # One that loads another revision, or serves none, has a place already.
-        away = {node.node_id for node in free if is_away(node, deployment)}
+        away = {node.node_id for node in free if self._may_have_begun(change, node) or is_away(node, deployment)}
         chosen = wave.choose([node for node in candidates if node.node_id in away], places, needed)
         places -= len(away)
         chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
         change.full_since = None if chosen else change.full_since
         if candidates and places > 0 and not chosen:
-            why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else _at_floor(deployment, floor)
+            why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else self._at_floor(deployment, floor)
             if idle and self._may_take_anyway(change, deployment, members):
                 chosen = [node for node in wave.ordered(candidates) if wave.leaves_floor(node)][:1]
                 why = "" if chosen else why
@@ -227,6 +259,18 @@ class RollingChanges:
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
+
+    def _may_have_begun(self, change: _Change, node: Node) -> bool:
+        """Whether a node may change to a revision that it was told of just before it was replaced by this one.
+
+        Its second report from then on says so: the answer to the first one at the latest took that back.
+        """
+        if (beats := change.told.get(node.node_id)) is None:
+            return False
+        beats.add(node.beat_time)
+        if len(beats) > _BEATS_TO_SHOW:
+            del change.told[node.node_id]
+        return node.node_id in change.told
 
     def _num_gone(self, change: _Change) -> int:
         """Returns how many nodes vanished while they changed, and may be changing still."""
@@ -245,7 +289,7 @@ class RollingChanges:
         now = self._now()
         change.full_since = now if change.full_since is None else change.full_since
         waited = now - change.full_since >= self._bounds.of(deployment).progress_s
-        return len(members) == 1 or waited or deployment.rollout.allow_outage
+        return len(members) == 1 or waited or deployment.allows_outage
 
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)
@@ -253,6 +297,7 @@ class RollingChanges:
             before, known = known, _Change(deployment.revision, self._now(), self._now())
             if before is not None:  # what changed to another revision, and vanished, may be changing still
                 known.busy, known.gone = before.busy, before.gone
+                known.told = {node_id: before.told.get(node_id, set()) for node_id in before.turns | before.told.keys()}
             self._changes[deployment.model] = known
         return known
 
@@ -362,7 +407,14 @@ class RollingChanges:
         latest = self._told.get((node.node_id, deployment.model))
         return latest if latest is not None and latest.incarnation == node.incarnation else None
 
+    def floor_reason(self, deployment: Deployment, floor: int) -> tuple[str, str]:
+        """Returns why so many replicas must stay ready, and what lets fewer do."""
+        if floor <= deployment.min_replicas:
+            return f"min_replicas is {deployment.min_replicas}", "a lower --min-nodes lets fewer stay ready"
+        if not self._bounds.of(deployment).max_unavailable:
+            return "rollout.max_unavailable is 0", "--allow-outage lets it go on"
+        return "it has one replica", "--allow-outage lets it be away while it loads"
 
-def _at_floor(deployment: Deployment, floor: int) -> str:
-    what = f"min_replicas is {floor}" if floor == deployment.min_replicas else "max_unavailable is 0"
-    return f"{what}: no node has room to load it beside the earlier one, or to stand in"
+    def _at_floor(self, deployment: Deployment, floor: int) -> str:
+        what, remedy = self.floor_reason(deployment, floor)
+        return f"{what}: no node has room to load it beside the earlier one, or to stand in; {remedy}"

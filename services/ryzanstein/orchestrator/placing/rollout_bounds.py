@@ -43,7 +43,11 @@ class RolloutBounds:
         return max(1, int(share * num_members))
 
     def floor(self, deployment: Deployment, num_members: int) -> int:
-        """Returns how many replicas must stay ready whatever is asked of them."""
-        if self.of(deployment).max_unavailable or deployment.rollout.allow_outage:
-            return deployment.min_replicas
-        return max(deployment.min_replicas, min(deployment.limit or num_members, num_members))
+        """Returns how many replicas must stay ready whatever is asked of them.
+
+        A model that should have one replica keeps it, unless an outage is allowed: another node stands in, or none can change.
+        """
+        least = deployment.min_replicas
+        if deployment.allows_outage or (self.of(deployment).max_unavailable and deployment.replicas != 1):
+            return least
+        return max(least, min(deployment.limit or num_members, num_members))

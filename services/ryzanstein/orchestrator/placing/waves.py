@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ryzanstein.cluster import MODEL_CHANGES, Deployment, ModelReport, Node, NodeState
@@ -13,13 +13,19 @@ from ryzanstein.orchestrator.placing.placement import NodeNeeds
 class Wave:
     """The members of a deployment while some change. `changing` are those that were told to, or load it.
 
-    `floor` of them stay ready.
+    `beside` says which nodes load the new revision beside the earlier one, or have the memory for that. `floor` of the members
+    stay ready.
     """
 
     def __init__(
-        self, deployment: Deployment, members: Sequence[Node], changing: Collection[str], needs: NodeNeeds, floor: int
+        self,
+        deployment: Deployment,
+        members: Sequence[Node],
+        changing: Collection[str],
+        beside: Callable[[Node], bool],
+        floor: int,
     ) -> None:
-        self._deployment, self._needs, self._floor = deployment, needs, floor
+        self._deployment, self.beside, self._floor = deployment, beside, floor
         reports = (node.report(deployment.model) for node in members)
         self._usual = max((report.load.capacity for report in reports if report is not None), default=0)
         self._left = sum(map(self._capacity, members))
@@ -70,10 +76,6 @@ class Wave:
             self._ready -= serves(node, self._deployment.model)
             self._hosts[node.machine] += 1
 
-    def beside(self, node: Node) -> bool:
-        """Whether a node loads the new revision beside the earlier one, or has the memory for that."""
-        return loads_beside(node, self._deployment, self._needs)
-
     def _spares(self, node: Node, needed: float) -> bool:
         costs = self._capacity(node)
         return self.leaves_floor(node) and not (self._known and costs and self._left - costs < needed)
@@ -92,20 +94,26 @@ def serves(node: Node, model: str) -> bool:
     return report is not None and (report.state is NodeState.READY or (report.asleep and report.state is not NodeState.FAILED))
 
 
-def loads_beside(node: Node, deployment: Deployment, needs: NodeNeeds) -> bool:
+def loads_beside(node: Node, deployment: Deployment, needs: NodeNeeds, promised_bytes: int = 0) -> bool:
     """Whether a node loads a revision beside the one that it has, or has the memory for that.
 
-    What it was started with from the same directory it only gives the number of the revision.
+    What it was started with from the same directory it only gives the number of the revision. A model that sleeps has no ranks
+    beside which others could be loaded: they would take its place. `promised_bytes`: what its other models are about to take.
     """
     report = node.report(deployment.model)
     if report is None or is_changing(node, deployment):
         return report is not None
-    if report.started_with and not report.revision and report.path == deployment.path:
+    if adopts(report, deployment):
         return True
     need = needs.get(node.node_id, {}).get(deployment.path)
-    if need is None or need.error:
+    if report.asleep or need is None or need.error:
         return False
-    return sum(each.memory_bytes for each in node.models) + need.bytes <= node.memory_bytes
+    return sum(each.memory_bytes for each in node.models) + promised_bytes + need.bytes <= node.memory_bytes
+
+
+def adopts(report: ModelReport, deployment: Deployment) -> bool:
+    """Whether a node has the files of a deployment since it was started, so that it only gives them its revision."""
+    return report.started_with and not report.revision and report.path == deployment.path
 
 
 def kept(report: ModelReport, deployment: Deployment) -> Deployment:

@@ -37,14 +37,21 @@ class Catalog:
                 {"bound": str(self._max_deployments)},
             )
 
-    def revised(self, deployment: Deployment, reload: bool) -> Deployment:
-        """Returns the deployment with its revision, one more when files are to be loaded, and its earlier directory."""
+    def revised(self, deployment: Deployment, reload: bool, *, allow_outage: bool = False) -> Deployment:
+        """Returns the deployment with its revision, one more when files are to be loaded, and its earlier directory.
+
+        `allow_outage`: for the change to a new revision, and for no later one.
+        """
         before = self._deployments.get(deployment.model)
         if before is None:
-            return replace(deployment, revision=self._removed.get(deployment.model, 0) + 1, earlier_path="")
+            revision = self._removed.get(deployment.model, 0) + 1
+            return replace(deployment, revision=revision, earlier_path="", outage_revision=0, idempotency_keys=())
         earlier = before.earlier_path if before.path == deployment.path else before.path
         new = reload or before.path != deployment.path
-        return replace(deployment, revision=before.revision + new, earlier_path=earlier)
+        revision = before.revision + new
+        outage = revision if new and allow_outage else before.outage_revision
+        keys = before.idempotency_keys
+        return replace(deployment, revision=revision, earlier_path=earlier, outage_revision=outage, idempotency_keys=keys)
 
     def put(self, deployment: Deployment) -> None:
         """Adds or replaces a deployment; publishes it if it is new or different."""

@@ -2,8 +2,9 @@
 
 One hash for each kind. Every write is a script that compares epochs first: what an earlier leader
 writes is refused, however late it comes. Every write is safe to repeat. A write whose answer is lost
-fails with STORE_UNAVAILABLE and may have been done; the next leader then has it. It may also arrive after a later write
-of the same leader, which was sent on another connection: writes have numbers, and it is then refused.
+fails with STORE_UNAVAILABLE and may have been done; the next leader then has it. So may one that fails with NOT_LEADER: the
+client repeats a write whose answer is lost, and another leader may have begun before that. A write may also arrive after a
+later one of the same leader, which was sent on another connection: writes have numbers, and it is then refused.
 """
 
 from __future__ import annotations

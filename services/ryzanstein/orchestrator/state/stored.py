@@ -133,6 +133,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
 def deployment_of(facts: Mapping[str, Any]) -> Deployment:
     """Returns a deployment as it was stored, without what a newer version says of it."""
     known = {**facts, "rollout": made(RolloutLimits, facts.get("rollout", {}))}
+    known["idempotency_keys"] = tuple(facts.get("idempotency_keys", ()))
     return made(Deployment, known)
 
 

@@ -31,12 +31,16 @@ def _not_loading() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The next version of a model: it is being loaded, or was refused for a reason. `loading` says how far it is."""
+    """The next version of a model: it is being loaded, or was refused for a reason.
+
+    `loading` says how far it is, `sight` what is seen of its start; see `ModelVersion.sight`.
+    """
 
     choice: ModelChoice
     state: NodeState = NodeState.STARTING
     reason: str = ""
     loading: Callable[[], LoadProgress | None] = _not_loading
+    sight: Callable[[], tuple[object, ...] | None] = _not_loading
 
 
 class Operations:
@@ -196,7 +200,7 @@ class Operations:
         log.info("model replacement started", model=choice.name, path=choice.path, revision=choice.revision)
         async with self._changing:
             version = self._node.versions.new()
-            self.replacement = Replacement(choice, loading=version.loading)
+            self.replacement = Replacement(choice, loading=version.loading, sight=version.sight)
             try:
                 await version.host.load(choice)
                 await version.host.settled(choice)

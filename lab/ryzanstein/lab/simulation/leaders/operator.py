@@ -95,9 +95,9 @@ class Operator:
     async def _deploy(self, model: str, replicas: int, *, reload: bool = False) -> None:
         self.desires.num_asked += 1
         deployment = pb.Deployment(model=model, path=str(MODEL_DIR), replicas=replicas)
-        answer = await self._ask(
-            "deployments", model, "DeployModel", pb.DeployModelRequest(deployment=deployment, reload=reload)
-        )
+        key = f"deployment {self.desires.num_asked}"
+        request = pb.DeployModelRequest(deployment=deployment, reload=reload, idempotency_key=key)
+        answer = await self._ask("deployments", model, "DeployModel", request)
         if answer is not None:
             stored = answer.deployment
             self._accepted("deployments", model, said_of({"revision": stored.revision, "replicas": stored.replicas}))

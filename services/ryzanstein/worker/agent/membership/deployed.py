@@ -8,9 +8,10 @@ operator does to an agent meanwhile stays, until the orchestrator wants somethin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import structlog
@@ -42,6 +43,23 @@ class DeployedModel:
     agent: ModelAgent
 
 
+class StartNumbers:
+    """A number for each start, which grows whenever what is seen of it differs from the last look."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+        self._seen: dict[str, tuple[object, int]] = {}
+
+    def look(self, sights: Mapping[str, object]) -> dict[str, int]:
+        """Takes what is seen now of each start, by model; returns their numbers. What is not given has ended."""
+        seen: dict[str, tuple[object, int]] = {}
+        for model, sight in sights.items():
+            known = self._seen.get(model)
+            seen[model] = known if known is not None and known[0] == sight else (sight, next(self._next))
+        self._seen = seen
+        return {model: number for model, (_, number) in seen.items()}
+
+
 class DeployedModels:
     """The models that the node should serve, and the agents that serve them.
 
@@ -66,6 +84,7 @@ class DeployedModels:
         self._leaving: set[str] = set()
         self._left: dict[str, ModelChoice] = {}
         self._seen: dict[str, int] = {}
+        self._starts = StartNumbers()
         self._again = asyncio.Event()
 
     def start(self) -> None:
@@ -116,6 +135,38 @@ class DeployedModels:
             if name not in self._served
         ]
         return (*served, *refused)
+
+    def starts(self) -> dict[str, int]:
+        """Returns, of each deployment that the node is not ready with, a number that grows whenever its start moves.
+
+        What was refused or has failed is left out, since the reports say so; and what starts out of sight.
+        """
+        sights = {}
+        for each in self._instruction.deployments:
+            sight = self._sight(each.model, ModelChoice.at(each.path, each.model, each.revision))
+            if sight is not None:
+                sights[each.model] = sight
+        return self._starts.look(sights)
+
+    def _sight(self, name: str, wanted: ModelChoice) -> tuple[object, ...] | None:
+        """Returns what is seen of a start; None: there is none, or it cannot be seen.
+
+        A start may wait for answers that still run: those on models that leave, and on the version that it replaces.
+        """
+        served, refused = self._served.get(name), self._refused.get(name)
+        if refused is not None and refused[0].choice == wanted:
+            return None
+        leaving = [self._served[each].agent.node for each in self._leaving]
+        waits = tuple((node.num_running, node.versions.step) for node in leaving)
+        if served is None:
+            return waits
+        node, following = served.agent.node, served.agent.operations.replacement
+        if following is not None:
+            return following.sight()
+        if served.model.choice == wanted and node.host.state in (NodeState.READY, NodeState.FAILED):
+            return None
+        sight = node.version.sight()
+        return None if sight is None else (*sight, node.num_running, node.versions.step, *waits)
 
     async def run(self) -> None:
         """Changes the node's models as instructed, until cancelled."""

@@ -157,6 +157,18 @@ class ModelVersion:
             sum(rank.pack_bytes for rank in ranks),
         )
 
+    def sight(self) -> tuple[object, ...] | None:
+        """Returns what differs whenever the start moves, of what the watchdog of starts goes by; None: that cannot be seen.
+
+        Before the first rank there is none: kernels are compiled, which has time limits of its own. A server beside the node
+        starts out of sight, within its own.
+        """
+        host, ranks = self.host, [] if self.host.starting is None else self.host.starting.progress()
+        if host.starting is not None and not any(rank.pid and rank.phase in STARTING for rank in ranks):
+            return None
+        moves = tuple((rank.pid, rank.phase, rank.progress_s, rank.loaded_bytes, rank.packed_bytes) for rank in ranks)
+        return host.choice, host.state, host.reason, moves
+
     @property
     def shared_kv_bytes(self) -> tuple[int, int]:
         """The memory of the KV cache that the model has from others of the node, and that others have of it."""

@@ -2,6 +2,7 @@
 
 A node that failed returns to its own model and no longer reports the failure. Without a record, the
 placement would choose it again, and a broken model would take healthy nodes out of service in turn.
+A replica that comes no further (`replica_leases`) has failed, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ryzanstein.orchestrator.state.stored import StoredRefusal
 REMEMBER_S = 600.0
 # How often what is left of it is stored: a restart makes it longer by no more, and by the time in which nobody ran.
 _STORE_S = 60.0
+
+Expired = Callable[[Node, Deployment], "str | None"]
+"""Returns why a replica comes no further; None: it does, as far as is known. See `replica_leases`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,15 @@ class Refusals:
     def _facts(self) -> dict[tuple[str, str], tuple[str, int, str]]:
         return {key: (each.incarnation, each.revision, each.reason) for key, each in self._failures.items()}
 
-    def note(self, nodes: Iterable[Node], assigned: Assigned) -> None:
-        """Records the nodes that report FAILED with a deployment that they were given.
+    def note(self, nodes: Iterable[Node], assigned: Assigned, expired: Expired = lambda node, deployment: None) -> None:
+        """Records the nodes that report FAILED with a deployment that they were given, or come no further with it.
 
         A node that is ready with it after all has not failed.
         """
         for node in nodes:
             for deployment in assigned.get(node.node_id, ()):
                 key, reason = (node.node_id, deployment.model), _failure(node, deployment)
+                reason = expired(node, deployment) if reason is None else reason
                 if reason is not None:
                     self._failures[key] = _Failure(node.incarnation, deployment.revision, self._now() + REMEMBER_S, reason)
                 elif _serves(node, deployment):
