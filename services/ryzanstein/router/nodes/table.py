@@ -123,15 +123,19 @@ class NodeTable:
 
     def reload(self, node_id: str) -> None:
         """Brings the choice up to date with a node."""
-        before, view = self._views.pop(node_id, None), self.view(node_id) if node_id in self.nodes else None
+        before, view = self._views.get(node_id), self.view(node_id) if node_id in self.nodes else None
+        if view is None or self.breakers[node_id].state is BreakerState.CLOSED:
+            self._tripped.discard(node_id)
+        else:
+            self._tripped.add(node_id)
+        if view == before:  # as after most beats of a node without work
+            return
         if before is not None and (view is None or view.model != before.model):
             self._leave(before)
-        self._tripped.discard(node_id)
+            del self._views[node_id]
         if view is not None:
             self._views[node_id] = view
             self._join(view)
-            if self.breakers[node_id].state is not BreakerState.CLOSED:
-                self._tripped.add(node_id)
 
     def _join(self, view: NodeView) -> None:
         if view.model not in self._members:
