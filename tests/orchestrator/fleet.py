@@ -124,7 +124,7 @@ class Simulated:
         return self.reconciler.instruct(node)
 
     def tick(self):
-        self.reconciler.update()
+        self.reconciler.tick()
 
 
 class Fleet:
