@@ -17,7 +17,7 @@ from ryzanstein.worker.agent.faces.stream import ReadAhead, RouterStream
 from ryzanstein.worker.agent.routers import RouterLink
 from ryzanstein.worker.tuning import LinkBounds
 
-SILENCE_S = 0.3
+SILENCE_S = 0.2
 BEAT_S = 0.01
 
 
@@ -79,7 +79,7 @@ async def test_a_router_that_beats_is_not_silent(reading: Reading) -> None:
 
 
 async def test_a_quiet_link_may_be_silent_for_several_of_its_beats(reading: Reading) -> None:
-    reading.link.quiet = True
+    reading.link.quiet, reading.link.quiet_s = True, SILENCE_S / 2
     began = time.monotonic()
     async with asyncio.timeout(20):
         assert await reading.error() == "ROUTER_SILENT"
