@@ -102,24 +102,6 @@ async def test_a_timer_that_is_cancelled_calls_nobody(clock: AwakeClock) -> None
     assert called == []
 
 
-async def test_an_answer_that_came_during_a_pause_is_in_time(clock: AwakeClock) -> None:
-    async def answer() -> str:
-        await asyncio.sleep(0.3)
-        return "here"
-
-    waiting = asyncio.ensure_future(clock.within(0.5, answer()))
-    await asyncio.sleep(0)
-    stand_still(1.0)
-    assert await waiting == "here"
-
-
-async def test_an_answer_that_never_comes_is_out_of_time_and_no_longer_waited_for(clock: AwakeClock) -> None:
-    silent = asyncio.get_running_loop().create_future()
-    with pytest.raises(TimeoutError):
-        await clock.within(0.1, silent)
-    assert silent.cancelled()
-
-
 async def test_names_fall_due_in_order_and_not_early(clock: AwakeClock) -> None:
     due: list[tuple[str, float]] = []
     began = clock.now()

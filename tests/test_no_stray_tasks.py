@@ -21,7 +21,6 @@ ALLOWED = {
     "services/ryzanstein/worker/agent/faces/embeddings.py": (2, "a task group awaits the inputs of a request"),
     "clients/python/ryzanstein/client/drivers/aio.py": (1, "asks for routers, which may fail; ends with the client"),
     "services/ryzanstein/cli/watch/sampling.py": (1, "what it ends with is the answer, or ends with the watch"),
-    "shared/ryzanstein/process/awake.py": (1, "ends with the call, which raises what it ended with"),
     "shared/ryzanstein/process/background.py": (3, "the one place; the two futures of `until` are looked at there"),
     "services/ryzanstein/router/faces/http/generate.py": (1, "end with the call, which raises what the first raised"),
     "services/ryzanstein/router/faces/http/stream.py": (1, "sends comments only, and ends with its stream"),

@@ -309,7 +309,10 @@ class Node:
         """Returns its report of a model; that of an older node is made from what it has."""
         if not self.plural and self.model == model:
             return ModelReport(model, state=self.state, context_length=self.context_length, load=self.load)
-        return next((report for report in self.models if report.model == model), None)
+        for report in self.models:  # a loop costs less than a generator, and this is asked a dozen times of each node at a look
+            if report.model == model:
+                return report
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Simulated:
         return self.reconciler.instruct(node)
 
     def tick(self):
-        self.reconciler.update()
+        self.reconciler.tick()
 
 
 class Fleet:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.fleet import FAILED, READY, SIZES, STARTING, FakeNode, Fleet, Simulated, restored
 
-from ryzanstein.cluster import Deployment, Load, ModelReport, RolloutLimits
+from ryzanstein.cluster import Deployment, Load, ModelReport, Node, RolloutLimits
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.deploying.model_deployments import DeployOptions
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
@@ -463,3 +464,17 @@ async def test_a_rollback_does_not_undo_what_was_deployed_while_nodes_measured(p
         error = await refused(back)
         assert (error.code, error.reason) == (Code.ABORTED, "DEPLOYED_MEANWHILE")
         assert control.deployment("m") == again
+
+
+@pytest.mark.parametrize(("num_nodes", "most"), [(20, 100), (500, 52)])
+def test_changes_in_each_tick_of_a_large_cluster_cost_fewer_placements(num_nodes: int, most: int) -> None:
+    cluster = Simulated(Deployment("m", "/m", 5), bounds=RolloutBounds())
+    for number in range(num_nodes):
+        cluster.register(Node(f"n{number}", "h:1", "1", state=READY, memory_bytes=100))
+    with patch.object(cluster.reconciler, "_place", wraps=cluster.reconciler._place) as placed:
+        for _ in range(100):  # ticks of ten seconds
+            cluster.now += 0.1
+            cluster.reconciler.invalidate()
+            cluster.tick()
+    assert placed.call_count <= most
+    assert placed.call_count >= most - 10

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 
+from ryzanstein.cluster import Node
+from ryzanstein.orchestrator import service
+from ryzanstein.orchestrator.service import WatchMessages
+from ryzanstein.orchestrator.state.changes import NodeChanged, NodeLeft
+from ryzanstein.orchestrator.state.watch import ClusterDelta, ClusterState, Snapshot
 from ryzanstein.rpc import status
 from ryzanstein.rpc.client import open_channel
 from ryzanstein.v1 import orchestrator_pb2 as pb
@@ -410,3 +416,24 @@ async def test_a_thousand_nodes_register_and_beat_over_one_server(serving_at, ma
         assert joins == 1000
         assert versions == list(range(1, len(versions) + 1))
         watch.cancel()
+
+
+def test_what_several_watchers_are_sent_is_converted_once():
+    messages, nodes = WatchMessages(), tuple(Node(f"n{number}", "h:1") for number in range(5))
+    with patch.object(service, "node_to_wire", wraps=service.node_to_wire) as converted:
+        change = NodeChanged(nodes[0])
+        deltas = [messages.of(ClusterDelta(version, change)).delta for version in (5, 9, 2)]
+        assert [(each.version, each.node.node_id) for each in deltas] == [(5, "n0"), (9, "n0"), (2, "n0")]
+        assert converted.call_count == 1
+        for version, count in ((7, 6), (7, 6), (8, 11)):
+            message = messages.of(Snapshot("e", version, ClusterState(nodes, ())))
+            message.leader_epoch = version  # a caller's change is not the next one's
+            assert [node.node_id for node in message.snapshot.nodes] == [node.node_id for node in nodes]
+            assert converted.call_count == count
+        assert messages.of(Snapshot("other", 8, ClusterState(nodes[:1], ()))).snapshot.epoch == "other"
+
+
+def test_changes_that_are_over_are_not_taken_for_new_ones_in_their_place():
+    messages = WatchMessages()
+    for number in range(2000):  # an identity comes again when what had it is gone
+        assert messages.of(ClusterDelta(1, NodeLeft(f"n{number}"))).delta.node_left == f"n{number}"

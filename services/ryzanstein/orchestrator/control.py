@@ -331,7 +331,7 @@ class ControlPlane:
             self._departed(node_id, "expired")
         self._registry.publish_loads(max(1, round(self._settings.tuning.load_updates_per_s * TICK_S)))
         self._settle()
-        self._reconciler.update()
+        self._reconciler.tick()
         self._ticks += 1
         if self._term.replaceable and self._ticks % _TICKS_PER_SIGN == 0:
             self._hub.show_life()

@@ -31,8 +31,8 @@ from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
 
-# Up to so many nodes are looked at in each tick while models change. More take longer, and are looked at less often: a
-# thousand of them every half second.
+# Up to so many nodes are looked at in each tick while they or their models change. More take longer, and are looked at less
+# often: a thousand of them every half second.
 _MAX_AT_EACH_TICK = 200
 _LOOK_S = 0.0006
 
@@ -98,11 +98,19 @@ class Reconciler:
         self._settled = True
         self._rolling.unseen(missing)
 
+    def tick(self) -> None:
+        """Updates at each tick, and less often the more nodes there are: while they change, something does in each tick."""
+        if self._may_look:
+            self.update()
+
+    @property
+    def _may_look(self) -> bool:
+        pause_s = (len(self._sources.registry) - _MAX_AT_EACH_TICK) * _LOOK_S
+        return self._now() - self._looked_at >= pause_s
+
     def update(self) -> None:
         """Computes the placement if it is stale, and which nodes may change a model."""
-        pause_s = (len(self._sources.registry) - _MAX_AT_EACH_TICK) * _LOOK_S
-        looks = bool(self._rolling.outdated) and self._now() - self._looked_at >= pause_s
-        if not self._stale and not looks:
+        if not self._stale and not (self._rolling.outdated and self._may_look):
             return
         self._looked_at = self._now()
         deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()

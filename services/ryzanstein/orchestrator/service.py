@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -46,6 +47,8 @@ from ryzanstein.wire.timestamps import duration
 
 Context = ServicerContext[Any, Any]
 
+_MOST_CHANGES = 512
+
 
 class OrchestratorServicer(OrchestratorServiceServicer):
     """A thin adapter; `max_nodes` bounds the replicas of a deployment, `protection` says how the service is protected now."""
@@ -55,6 +58,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> None:
         self._lead, self._auditor = lead, auditor
         self._max_nodes, self._protection = max_nodes, protection
+        self._messages = WatchMessages()
 
     @property
     def _control(self) -> ControlPlane:
@@ -92,7 +96,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         control = self._control
         await control.met(known_leader_from_wire(request))
         async for update in control.updates(loads=not request.omit_loads):
-            message, leader = _update(update), control.leader
+            message, leader = self._messages.of(update), control.leader
             message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
             yield message
 
@@ -211,21 +215,45 @@ def _status(status: DeploymentStatus) -> pb.DeploymentStatus:
     )
 
 
-def _update(update: Update) -> pb.WatchClusterResponse:
-    if isinstance(update, SignOfLife):
-        return pb.WatchClusterResponse()
-    if isinstance(update, Snapshot):
-        return pb.WatchClusterResponse(
-            snapshot=pb.ClusterSnapshot(
-                epoch=update.epoch,
-                version=update.version,
-                nodes=[node_to_wire(node) for node in update.state.nodes],
-                deployments=[deployment_to_wire(deployment) for deployment in update.state.deployments],
-            )
-        )
-    delta = _change(update.change)
-    delta.version = update.version
-    return pb.WatchClusterResponse(delta=delta)
+class WatchMessages:
+    """Converts updates to messages, each snapshot and each change once for all watchers that are sent it.
+
+    After a restart ten routers want the same snapshot of a thousand nodes in the same moment.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot = pb.ClusterSnapshot()
+        self._changes: OrderedDict[int, tuple[Change, pb.ClusterDelta]] = OrderedDict()
+        """By the identity of the change, which is kept with its message."""
+
+    def of(self, update: Update) -> pb.WatchClusterResponse:
+        """Returns the message of an update. The caller may change it."""
+        if isinstance(update, SignOfLife):
+            return pb.WatchClusterResponse()
+        if isinstance(update, Snapshot):
+            if (self._snapshot.epoch, self._snapshot.version) != (update.epoch, update.version):
+                self._snapshot = _snapshot(update)
+            return pb.WatchClusterResponse(snapshot=self._snapshot)
+        message = pb.WatchClusterResponse(delta=self._delta(update.change))
+        message.delta.version = update.version
+        return message
+
+    def _delta(self, change: Change) -> pb.ClusterDelta:
+        known = self._changes.get(id(change))
+        if known is None:
+            known = self._changes[id(change)] = change, _change(change)
+            if len(self._changes) > _MOST_CHANGES:
+                self._changes.popitem(last=False)
+        return known[1]
+
+
+def _snapshot(snapshot: Snapshot) -> pb.ClusterSnapshot:
+    return pb.ClusterSnapshot(
+        epoch=snapshot.epoch,
+        version=snapshot.version,
+        nodes=[node_to_wire(node) for node in snapshot.state.nodes],
+        deployments=[deployment_to_wire(deployment) for deployment in snapshot.state.deployments],
+    )
 
 
 def _change(change: Change) -> pb.ClusterDelta:

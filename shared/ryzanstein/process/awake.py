@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 TICK_S = 0.05
 """The interval of the clock's checks, a working node's beat. This much lateness counts as none."""
@@ -25,7 +25,6 @@ _LATELY_S = 2.0  # an end that is noticed this soon after a pause may have come 
 _GIVEN_UP_S = 1.0  # no process gives up a peer that was silent for less
 _MAX_SLEEPS = 256
 _LEAST_DELAY_S = 0.001
-_Result = TypeVar("_Result")
 
 
 class AwakeClock:
@@ -86,21 +85,6 @@ class AwakeClock:
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> AwakeTimer:
         """Calls `callback` at a time of this clock, never earlier, like the loop's `call_at`."""
         return AwakeTimer(self, when, lambda: callback(*args))
-
-    async def within(self, limit_s: float, answer: Awaitable[_Result]) -> _Result:
-        """Returns the result of `answer`.
-
-        Raises TimeoutError after `limit_s` seconds of this clock. The timeout and cancellation
-        cancel `answer`.
-        """
-        waiting, until = asyncio.ensure_future(answer), self.now() + limit_s
-        try:
-            while not (await asyncio.wait({waiting}, timeout=max(until - self.now(), _LEAST_DELAY_S)))[0]:
-                if self.now() >= until:
-                    raise TimeoutError
-            return waiting.result()
-        finally:
-            waiting.cancel()
 
     def _arm(self, now: float) -> None:
         self._due = now + TICK_S

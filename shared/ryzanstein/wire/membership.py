@@ -37,7 +37,13 @@ _MAX_ENGINE_CHARS, _MAX_UNSUPPORTED, _MAX_UNSUPPORTED_CHARS = 128, 64, 64
 
 
 def load_to_wire(load: Load) -> worker.Load:
-    return worker.Load(**{name: getattr(load, name) for name in Load.__dataclass_fields__})
+    return worker.Load(
+        running=load.running,
+        waiting=load.waiting,
+        capacity=load.capacity,
+        kv_blocks_used=load.kv_blocks_used,
+        kv_blocks_total=load.kv_blocks_total,
+    )
 
 
 def load_from_wire(wire: worker.Load) -> Load:

@@ -30,6 +30,7 @@ from ryzanstein.generation.request import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     NAMES,
+    NO_DEFAULTS,
     GenerationRequest,
     SamplingDefaults,
     SamplingParams,
@@ -170,6 +171,8 @@ def sampling_from_wire(wire: inference.SamplingParams) -> SamplingParams:
 
 def sampling_defaults_to_wire(defaults: SamplingDefaults) -> inference.SamplingDefaults | None:
     """Returns None for a model that has none."""
+    if defaults is NO_DEFAULTS:  # of most beats
+        return None
     return inference.SamplingDefaults(**defaults.given) if defaults.given else None  # type: ignore[arg-type]
 
 

@@ -7,9 +7,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def timestamp(unix_s: float) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromNanoseconds(int(unix_s * 1e9))
-    return stamp
+    whole_s, nanos = divmod(int(unix_s * 1e9), 10**9)
+    return Timestamp(seconds=whole_s, nanos=nanos)
 
 
 def unix_s(stamp: Timestamp) -> float:

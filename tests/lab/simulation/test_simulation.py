@@ -121,14 +121,14 @@ Members.put = lambda self, view: put(self, replace(view, reserve=False))
 )
 
 
-def simulated(*arguments: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+def simulated(*arguments: str, hash_seed: int = 0, timeout_s: float = 110) -> subprocess.CompletedProcess[str]:
     """One run of a program of the simulator's."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout_s,
         check=False,
     )
 

@@ -61,6 +61,7 @@ class BrokenPromise(Enum):
     ACCEPTED = "what was accepted is not lost"
     ROLLOUT = "a change of a model keeps its bound"
     LEADER = "soon after the last strike one leader instructs"
+    VIEWS = "soon after a change all routers see the same nodes, and choose the same for a key"
     ENGINE = "nothing runs on an engine that does not support it, or on a reserve without need"
     TASK = "no task ends unseen"
     LEFT = "nothing is left"
@@ -192,9 +193,14 @@ class Checks:
         elif self._now - max(last_fit, progress_at) < FAILOVER_WAIT_S - 2 * LOOK_S and _is_waited_for(error):
             self.violated(BrokenPromise.GAVE_UP, f"{error.reason} after {quiet_s:.1f} s without a token", key=key)
 
+    @property
+    def look_s(self) -> float:
+        """How often it looks, in seconds."""
+        return LOOK_S
+
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self.look_s)
             self.look()
 
     def look(self) -> None:
@@ -357,7 +363,7 @@ class Checks:
         for place in self._places:
             if place.node in wanted and router.links.breaker(place.name) is None:
                 self.violated(BrokenPromise.REST, f"{service.name} has no link to {place.name}")
-        for what, count in _left_in(router):
+        for what, count in left_in(router):
             if count:
                 self.violated(BrokenPromise.LEFT, f"{count} {what} on {service.name}")
 
@@ -366,7 +372,8 @@ class Checks:
         return self._cluster.loop.now
 
 
-def _left_in(router: Any) -> Iterator[tuple[str, int]]:
+def left_in(router: Any) -> Iterator[tuple[str, int]]:
+    """Yields what a router should not hold at rest, with its number."""
     core, generations = router.core, router.core._generations
     yield "generations", len(generations._by_id)
     for name in ("_unread", "_expiring", "_expiring_after_grace"):

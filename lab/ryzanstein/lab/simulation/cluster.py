@@ -38,7 +38,8 @@ from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
 from ryzanstein.lab.simulation.ranks.ranks import RankProfile, SimulatedRanks
 from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.scripted.model import ScriptedModel
-from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router
+from ryzanstein.lab.simulation.services import serve_node, serve_orchestrator, serve_router, serve_wide_node
+from ryzanstein.lab.simulation.wide.node import WideHost, WideNode
 from ryzanstein.orchestrator.config import OrchestratorSettings, OrchestratorTuning
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.router.config import RouterSettings
@@ -131,7 +132,9 @@ class Cluster:
         ]
         for rate, service in zip(plan.leaders.rates if plan.leaders else (), (*self.orchestrators, *self.nodes), strict=False):
             service.machine.clock_rate = rate
-        self.ranks = [self._node_ranks(number) for number in range(len(plan.nodes))]
+        self._numbers = {service: number for number, service in enumerate(self.nodes)}
+        self._wide = None if plan.wide is None else WideHost()
+        self.ranks = [] if plan.wide else [self._node_ranks(number) for number in range(len(plan.nodes))]
         for number, ranks in enumerate(self.ranks):
             for model in plan.models_of(number):
                 ranks.of(model)
@@ -154,8 +157,8 @@ class Cluster:
             service.start()
 
     def before_start(self, service: Service, process: Process) -> None:
-        if service in self.nodes:
-            number = self.nodes.index(service)
+        number = self._numbers.get(service)
+        if number is not None and self.ranks:
             services.RANKS[process] = self.ranks[number]
             services.ENGINES[process] = _FOREIGN if number in self.plan.foreign else OWN_ENGINE
 
@@ -164,8 +167,8 @@ class Cluster:
         self.record.say("process ended", process=process.name, error=repr(error))
         self.network.process_ended(process)
         services.forget(process)
-        if service in self.nodes:
-            self.ranks[self.nodes.index(service)].agent_died()
+        if service in self._numbers and self.ranks:
+            self.ranks[self._numbers[service]].agent_died()
         for notify in self.on_end:
             notify(service, process)
 
@@ -197,6 +200,8 @@ class Cluster:
         return serve_orchestrator(settings)
 
     def _node(self, number: int) -> Coroutine[Any, Any, None]:
+        if self._wide is not None:
+            return self._wide_node(number, self._wide)
         node = self.plan.nodes[number]
         settings = _settings(
             WorkerSettings,
@@ -217,6 +222,26 @@ class Cluster:
             **({} if self.plan.leaders is None else _room_for(self.plan.leaders)),
         )
         return serve_node(settings)
+
+    async def _wide_node(self, number: int, host: WideHost) -> None:
+        assert self.plan.wide is not None
+        name, planned = f"node-{number}", self.plan.nodes[number]
+        settings = _settings(
+            WorkerSettings,
+            host=name,
+            node_id=name,
+            grpc_port=_GRPC["node"],
+            orchestrator=self.orchestrator_addresses,
+            model=str(MODEL_DIR),
+            model_name=FIRST_MODEL,
+            device="cpu",
+            max_sequences=planned.max_sequences,
+            drain_grace_s=5.0,
+            state_dir=self.directory / name,
+        )
+        load_s = self.rng(f"load {number} {self.nodes[number].starts}").uniform(*self.plan.wide.loads_s)
+        node = WideNode(settings, host, step_s=planned.step_s, load_s=load_s)
+        await serve_wide_node(node, self.directory / "leaders")
 
     def _router(self, number: int) -> Coroutine[Any, Any, None]:
         name = f"router-{number}"

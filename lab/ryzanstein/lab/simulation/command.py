@@ -18,7 +18,7 @@ from typing import Any
 
 from ryzanstein.lab.simulation.machine.clock import real_monotonic
 from ryzanstein.lab.simulation.planning.drawing import plan
-from ryzanstein.lab.simulation.planning.plan import LEADERS_FROM, MODELS_FROM, SimulationPlan
+from ryzanstein.lab.simulation.planning.plan import LEADERS_FROM, MODELS_FROM, WIDE_FROM, SimulationPlan
 from ryzanstein.lab.simulation.record import dump
 from ryzanstein.lab.simulation.simulation import SimulationOutcome, simulate
 from ryzanstein.process.allotment import whole_cores
@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if any((options.nodes, options.routers, options.duration)) and (options.seed or 0) < WIDE_FROM:
+        parser.error(f"--nodes, --routers and --duration need a --seed from {WIDE_FROM} on")
     if options.seed is not None:
         return _replay(options)
     if options.minutes is None and options.count is None:
@@ -47,13 +49,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smaller", action="store_true", help="with --seed: leave out faults and clients that do not matter")
     parser.add_argument("--without-faults", type=_numbers, default="", help="with --seed: faults to leave out, e.g. 0,3")
     parser.add_argument("--without-clients", type=_numbers, default="", help="with --seed: clients to leave out, e.g. 0,3")
+    parser.add_argument("--nodes", type=_whole(2, 10_000), default=0, help=f"with --seed from {WIDE_FROM} on: number of nodes")
+    parser.add_argument("--routers", type=_whole(1, 100), default=0, help="with such a seed: number of routers")
+    parser.add_argument("--duration", type=_whole(30, 86_400), default=0, help="with such a seed: simulated seconds")
     parser.add_argument("--json", type=Path, help="write the results as JSON to this file")
     return parser
 
 
 def _replay(options: argparse.Namespace) -> int:
     leave = {"faults": options.without_faults, "clients": options.without_clients}
-    planned = plan(options.seed).without(**leave)
+    planned = plan(options.seed, options.nodes, options.routers, options.duration).without(**leave)
     outcome = simulate(planned)
     if options.smaller and outcome.violations:
         outcome = _smaller(outcome)
@@ -134,6 +139,8 @@ def _tell(outcome: SimulationOutcome) -> None:
     )
     print("outcomes: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.by_outcome.items())))
     print("reached: " + ", ".join(f"{name} {count}" for name, count in sorted(outcome.reached.items())))
+    for name, value in outcome.figures.items():
+        print(f"{name}: {value}")
     for violation in outcome.violations:
         print(f"VIOLATION {violation}")
 
@@ -163,9 +170,12 @@ def _explore(options: argparse.Namespace) -> int:
 
 
 def _mixed(first: int) -> Iterator[int]:
-    """Yields new seeds from the first on; every fourth one has several orchestrators."""
-    for number in itertools.count():
-        yield first + number if number % 4 else LEADERS_FROM + first + number
+    """Yields new seeds from the first on; every fourth one has several orchestrators, every 32nd one many nodes."""
+    for number in itertools.count(first):
+        if (number - first) % 32 == 1:
+            yield WIDE_FROM + number
+        else:
+            yield number if (number - first) % 4 else LEADERS_FROM + number % (WIDE_FROM - LEADERS_FROM)
 
 
 def _run(seed: int) -> tuple[int, dict[str, Any] | None]:
@@ -199,6 +209,7 @@ def document(outcome: SimulationOutcome) -> dict[str, object]:
         "tokens": outcome.tally.tokens,
         "outcomes": outcome.tally.by_outcome,
         "reached": outcome.reached,
+        "figures": outcome.figures,
         "violations": [str(violation) for violation in outcome.violations],
     }
 

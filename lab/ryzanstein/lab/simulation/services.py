@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -27,6 +28,7 @@ from ryzanstein.lab.simulation.machine.loop import OWNER
 from ryzanstein.lab.simulation.machine.process import Process
 from ryzanstein.lab.simulation.planning.plan import FIRST_MODEL
 from ryzanstein.lab.simulation.ranks.node_ranks import NodeRanks
+from ryzanstein.lab.simulation.wide.node import WideNode
 from ryzanstein.orchestrator import __main__ as orchestrator
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.control import ControlPlane
@@ -54,6 +56,8 @@ ROUTERS: dict[Process, Router] = {}
 """The internals of each running router, for the checks."""
 NODES: dict[Process, dict[str, NodeAgent]] = {}
 """The internals of each running node: the agent of each model."""
+WIDE_NODES: dict[Process, WideNode] = {}
+"""The internals of each running node without ranks."""
 RANKS: dict[Process, NodeRanks] = {}
 """What the agents of a node fork their ranks from."""
 ENGINES: dict[Process, EngineTraits] = {}
@@ -70,6 +74,11 @@ async def serve_orchestrator(settings: OrchestratorSettings) -> None:
 
 async def serve_node(settings: WorkerSettings) -> None:
     await worker.serve(settings, worker.NodeMachine(_NoMetrics, _Templates, _Ranks, _know, _follows))
+
+
+async def serve_wide_node(node: WideNode, directory: Path) -> None:
+    WIDE_NODES[_process()] = node
+    await node.serve(directory)
 
 
 REDIS: list[SimulatedRedis] = []
@@ -102,7 +111,7 @@ def forget(process: Process) -> None:
     if (ended := ROUTERS.get(process)) is not None:
         backlog = getattr(turns_of(ended).store, "_backlog", None)
         LOST_TURNS.update(shown_id(write.session_id) for write in getattr(backlog, "_writes", ()) if write.generation_id)
-    for known in (ROUTERS, NODES, RANKS, ENGINES, LEADS):
+    for known in (ROUTERS, NODES, WIDE_NODES, RANKS, ENGINES, LEADS):
         known.pop(process, None)
 
 
@@ -237,12 +246,9 @@ def _connected(*args: Any, **kwargs: Any) -> Any:
     return connection
 
 
-def look_seldom(seldom: bool) -> None:
-    """Sets how often a service's clock checks whether its loop is on time.
-
-    Every 0.2 s is often enough to find pauses.
-    """
-    awake.TICK_S = 0.2 if seldom else _TICK_S
+def look_every(tick_s: float | None) -> None:
+    """Sets how often a service's clock checks whether its loop is on time; None: as often as by default."""
+    awake.TICK_S = tick_s or _TICK_S
 
 
 def install() -> None:

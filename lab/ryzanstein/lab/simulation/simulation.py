@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import resource
 import shutil
 import sys
 import tempfile
@@ -25,13 +26,15 @@ from ryzanstein.lab.simulation.leaders.leader_checks import LeaderChecks
 from ryzanstein.lab.simulation.leaders.operator import Operator
 from ryzanstein.lab.simulation.leaders.redis_server import SimulatedRedis
 from ryzanstein.lab.simulation.machine import clock
-from ryzanstein.lab.simulation.machine.loop import DeadlockError, LivelockError, SimulatedLoop, run
+from ryzanstein.lab.simulation.machine.loop import OWNER, DeadlockError, LivelockError, SimulatedLoop, run
 from ryzanstein.lab.simulation.machine.network import SimulatedNetwork, Weather
 from ryzanstein.lab.simulation.machine.process import Process, SimulatedMachine, State
 from ryzanstein.lab.simulation.planning.plan import SimulationPlan
 from ryzanstein.lab.simulation.record import SimulationRecord
 from ryzanstein.lab.simulation.strikes import FaultInjector
 from ryzanstein.lab.simulation.supervision import Restarts, UpsRestarts
+from ryzanstein.lab.simulation.wide.changes import WideChanges
+from ryzanstein.lab.simulation.wide.checks import WideChecks
 
 # Clients may still be reading when the plan's duration is over.
 _FINISH_S = 3600.0
@@ -53,6 +56,8 @@ class SimulationOutcome:
     callbacks: int
     digest: str
     record: SimulationRecord = field(repr=False)
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What else was measured, in wide plans."""
 
 
 def simulate(plan: SimulationPlan) -> SimulationOutcome:
@@ -84,6 +89,7 @@ def simulate(plan: SimulationPlan) -> SimulationOutcome:
             loop.callbacks,
             world.record.digest,
             world.record,
+            world.figures(),
         )
     finally:
         gc.enable()
@@ -102,13 +108,14 @@ class _World:
         network = SimulatedNetwork(loop, _rng(plan, "network"), Weather(plan.latency_s, plan.latency_s))
         rpc.install(network)
         services.install()
-        services.look_seldom(plan.seldom)
+        services.look_every(plan.wide.tick_s if plan.wide is not None else 0.2 if plan.seldom else None)
         services.LOST_TURNS.clear()
         services.LIMITS[:] = [LimitsServer()] if plan.limits is not None else []
         services.ON_DEPLOYED.clear()
         services.REDIS[:] = [] if plan.leaders is None else [SimulatedRedis(loop, network, _rng(plan, "redis"))]
         self._cluster = Cluster(plan, loop, network, self.record, directory)
-        self.checks = Checks(self._cluster)
+        self._wide = None if plan.wide is None else WideChecks(self._cluster)
+        self.checks = self._wide or Checks(self._cluster)
         self._operator = self._leaders = None
         if plan.leaders is not None:
             self._operator = Operator(self._cluster, _rng(plan, "operator"))
@@ -135,7 +142,8 @@ class _World:
             background.append(self._loop.create_task(UpsRestarts(cluster).run()))
         else:
             Restarts(cluster)
-        striking = self._process("strikes", FaultInjector(cluster, checks).run())
+        strikes = FaultInjector(cluster, checks) if self._wide is None else WideChanges(cluster, self._wide)
+        striking = self._process("strikes", strikes.run())
         clients = [SimulatedClient(plan, cluster, checks, self.tally) for plan in self.plan.clients]
         asking = [self._process(f"client-{client.plan.number}", client.run()) for client in clients]
         if self._operator is not None:
@@ -153,6 +161,8 @@ class _World:
         if self._leaders is not None:
             self._leaders.none_noticed(self.tally.by_outcome)
             checks.reached["leaders that instructed"] = len(self._leaders.reached_leaders)
+        if self._wide is not None:
+            self._wide.all_complete(self.tally.by_outcome)
         await self._process("last-look", self._last_look(clients)).ended
         await checks.at_rest()
         for task in background:
@@ -195,6 +205,13 @@ class _World:
             await asyncio.sleep(_COLLECT_EVERY_S)
             gc.collect(1 if times % _COLLECT_ALL_EVERY else 2)
 
+    def figures(self) -> dict[str, Any]:
+        """Returns what else was measured."""
+        if self._wide is None:
+            return {}
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        return {"messages": self._cluster.network.num_sent, "peak_memory_mib": peak_mib, **self._wide.figures}
+
     def end(self) -> None:
         """Kills every service that still runs."""
         self._cluster.stopping = True
@@ -221,8 +238,6 @@ def _unraisable(raised: Any) -> None:
 
 
 def _wall_offset_s() -> float:
-    from ryzanstein.lab.simulation.machine.loop import OWNER
-
     owner = OWNER.get()
     return owner.machine.wall_offset_s if isinstance(owner, Process) else 0.0
 

@@ -282,8 +282,7 @@ class FaultInjector:
         for pair in pairs:
             self._cluster.network.cut(*pair)
         await asyncio.sleep(fault.lasts_s)
-        for pair in pairs:
-            self._cluster.network.heal(*pair)
+        self._cluster.network.heal(*pairs)
 
     async def _reset(self, fault: PlannedFault) -> None:
         """Resets every connection between a node and another service."""

@@ -89,6 +89,8 @@ class RollingChanges:
         self._assigned: Assigned = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
+        self._outdated: Mapping[str, frozenset[str]] = {}
+        """The same for the question of each beat, whether one of a thousand nodes is among them."""
 
     def left(self, node_id: str) -> None:
         """Notes that a node has left, so that it changes no more."""
@@ -121,6 +123,7 @@ class RollingChanges:
                 members[deployment].append(by_id[node_id])
         outdated = {d: [node for node in those if self._is_outdated(node, d)] for d, those in members.items()}
         self.outdated = {d.model: tuple(node.node_id for node in waiting) for d, waiting in outdated.items() if waiting}
+        self._outdated = {model: frozenset(node_ids) for model, node_ids in self.outdated.items()}
         self._changes = {model: change for model, change in self._changes.items() if model in self.outdated}
         num_failed = defaultdict[str, int](int)
         for _, model in failed:
@@ -161,7 +164,7 @@ class RollingChanges:
         """Returns what a node should serve now: the deployment, or what it has until its turn."""
         change = self._changes.get(deployment.model)
         has_turn = change is not None and node.node_id in change.turns
-        waits = node.node_id in self.outdated.get(deployment.model, ()) and not has_turn
+        waits = node.node_id in self._outdated.get(deployment.model, ()) and not has_turn
         if not node.plural:
             return self._tell(node, deployment, waits)
         report = node.report(deployment.model)

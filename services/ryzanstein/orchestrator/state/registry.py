@@ -11,14 +11,16 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
 from ryzanstein import errors
-from ryzanstein.cluster import Load, Node, NodeReport, NodeState
+from ryzanstein.cluster import ModelReport, Node, NodeReport, NodeState
 from ryzanstein.orchestrator.state.changes import NodeChanged, NodeLeft, Publish
 
-_NO_LOAD = Load()
+# Functions of a node and of a report of a model, without copies of them: every beat is compared with the one before.
+_steady = attrgetter(*(each.name for each in fields(Node) if each.name not in ("load", "beat_time", "models")))
+_steady_report = attrgetter(*(each.name for each in fields(ModelReport) if each.name not in ("load", "memory_bytes")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Registry:
         node, sequence = member.node, member.sequence
         if report.beat is not None and report.beat.sequence >= sequence:
             node, sequence = _reported(node, report, self._wall()), report.beat.sequence
-        self._renew(replace(member, node=node, sequence=sequence, renewed_at=self._monotonic()))
+        self._renew(Member(node, lease_id, self._monotonic(), sequence, member.displaced))
         if _of_reports(node) != _of_reports(member.node):  # most beats of an idle node say nothing new
             self._note(member.node, node)
         return node
@@ -215,7 +217,7 @@ class Registry:
         self._members.move_to_end(member.node.node_id)
 
     def _note(self, before: Node, after: Node) -> None:
-        if _steady(before) != _steady(after):
+        if _steady(before) != _steady(after) or not _alike(before.models, after.models):
             self._announce(after)
         elif (before.load, before.models) != (after.load, after.models):
             self._unpublished.setdefault(after.node_id)
@@ -244,10 +246,9 @@ def _renewed(known: Node, message: Node, joined: Node) -> Node:
     )
 
 
-def _steady(node: Node) -> Node:
-    """Returns the node without what changes with its work: loads, and the memory that was seen."""
-    models = tuple(replace(report, load=_NO_LOAD, memory_bytes=0) for report in node.models)
-    return replace(node, load=_NO_LOAD, beat_time=0.0, models=models)
+def _alike(before: tuple[ModelReport, ...], after: tuple[ModelReport, ...]) -> bool:
+    """Returns whether reports of models differ at most in what changes with their work: load, and the memory that was seen."""
+    return before == after or list(map(_steady_report, before)) == list(map(_steady_report, after))
 
 
 _of_reports = attrgetter("state", "model", "context_length", "load", "models", "memory_bytes")

@@ -127,17 +127,18 @@ class NodeTable:
         """Brings the choice up to date with a node."""
         self._stale.discard(node_id)
         before, view = self._views.get(node_id), self.view(node_id) if node_id in self.nodes else None
-        if view is not None and view == before and node_id not in self._tripped:
+        if view is None or self.breakers[node_id].state is BreakerState.CLOSED:
+            self._tripped.discard(node_id)
+        else:
+            self._tripped.add(node_id)
+        if view == before:  # as after most beats of a node without work
             return
-        self._views.pop(node_id, None)
         if before is not None and (view is None or view.model != before.model):
             self._leave(before)
-        self._tripped.discard(node_id)
+            del self._views[node_id]
         if view is not None:
             self._views[node_id] = view
             self._join(view)
-            if self.breakers[node_id].state is not BreakerState.CLOSED:
-                self._tripped.add(node_id)
 
     def took(self, node_id: str) -> None:
         """Notes that a node got or ended attempts of this router. The next choice counts them."""

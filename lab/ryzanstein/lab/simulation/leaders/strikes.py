@@ -85,8 +85,7 @@ class LeaderStrikes:
         for way in ways:
             self._cluster.network.cut(*way)
         await asyncio.sleep(fault.lasts_s)
-        for way in ways:
-            self._cluster.network.heal(*way)
+        self._cluster.network.heal(*ways)
 
     async def redis_away(self, fault: PlannedFault) -> None:
         redis = self._redis

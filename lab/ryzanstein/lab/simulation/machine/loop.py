@@ -50,6 +50,17 @@ class CallbackOwner(Protocol):
 OWNER: ContextVar[CallbackOwner | None] = ContextVar("simulated_process", default=None)
 
 
+class Delivery:
+    """A callback at a time that nobody cancels: what a timer of asyncio costs is saved for each message of the network."""
+
+    __slots__ = ("_args", "_callback", "_context", "_scheduled")
+    _cancelled = False
+
+    def __init__(self, callback: Callable[..., None], args: tuple[Any, ...], context: Context) -> None:
+        self._callback, self._args, self._context = callback, args, context
+        self._scheduled = True
+
+
 class DeadlockError(Exception):
     """Something is awaited, and nothing can happen any more."""
 
@@ -67,8 +78,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock
-        self._queue: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._queue: deque[Any] = deque()
+        self._timers: list[tuple[float, int, Any]] = []
         self._sequence = 0
         self._cancelled_timers = 0
         self._generators: dict[int, CallbackOwner | None] = {}
@@ -103,6 +114,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         when = self._clock.now + delay_s
         return self._add_timer(when, when, callback, args, context)
 
+    def deliver(self, at: float, callback: Callable[..., None], args: tuple[Any, ...], context: Context) -> None:
+        """Calls back at a time of the simulation."""
+        self._sequence += 1
+        heapq.heappush(self._timers, (at, self._sequence, Delivery(callback, args, context)))
+
     def _add_timer(self, at: float, when: float, callback: Any, args: Any, context: Context | None) -> asyncio.TimerHandle:
         """Adds a timer for a time of the simulation; `when` is the same for the clock of the caller."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
@@ -118,7 +134,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         self._cancelled_timers += 1
         if self._cancelled_timers > _COMPACT_FROM and 2 * self._cancelled_timers > len(self._timers):
-            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
             heapq.heapify(self._timers)
             self._cancelled_timers = 0
 
@@ -132,31 +148,42 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if not number % _CALLBACKS_PER_US:
                 self._clock.now += 1e-6
             handle = queue.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
-            owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
+            context = handle._context
+            owner = context.get(OWNER)
             if owner is not None and not owner.runs:
                 owner.put_aside(handle)
                 continue
             self.callbacks += 1
-            handle._run()
+            try:  # as `Handle._run`, which is called millions of times
+                context.run(handle._callback, *handle._args)
+            except BaseException as error:
+                self._report(handle, error)
             if self._stopping:  # type: ignore[attr-defined]
                 return
         raise LivelockError(f"{LIVELOCK_CALLBACKS} callbacks at {self._clock.now:.6f} s")
 
+    def _report(self, handle: asyncio.Handle, error: BaseException) -> None:
+        """Reports the error of a callback, as asyncio does. Raises what must end the program."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error
+        what = {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        self.call_exception_handler(what)
+
     def _advance(self) -> None:
         """Advances to the next timer and queues everything that is due then."""
-        timers = self._timers
-        while timers and timers[0][2].cancelled():
-            heapq.heappop(timers)
+        timers, pop = self._timers, heapq.heappop
+        while timers and timers[0][2]._cancelled:
+            pop(timers)
             self._cancelled_timers -= 1
         if not timers:
             raise DeadlockError(f"no event is left at {self._clock.now:.6f} s")
-        self._clock.now = max(self._clock.now, timers[0][0])
-        while timers and timers[0][0] <= self._clock.now:
-            timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if timer.cancelled():
+        now = self._clock.now = max(self._clock.now, timers[0][0])
+        while timers and timers[0][0] <= now:
+            timer = pop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
                 self._cancelled_timers -= 1
             else:
                 self._queue.append(timer)

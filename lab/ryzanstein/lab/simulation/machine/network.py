@@ -60,6 +60,8 @@ class SimulatedNetwork:
         self._listeners: dict[str, Listener] = {}
         self._cut: set[tuple[str, str]] = set()
         self._connections: dict[SimulatedConnection, None] = {}
+        self.num_sent = 0
+        """Messages so far, in both directions of all connections."""
 
     @property
     def connections(self) -> list[SimulatedConnection]:
@@ -80,8 +82,9 @@ class SimulatedNetwork:
         """Stops everything that the machine `source` sends to `target`. One way."""
         self._cut.add((source, target))
 
-    def heal(self, source: str, target: str) -> None:
-        self._cut.discard((source, target))
+    def heal(self, *pairs: tuple[str, str]) -> None:
+        """Opens paths, each from a machine to another."""
+        self._cut.difference_update(pairs)
         for connection in self.connections:
             connection.healed()
 
@@ -156,9 +159,13 @@ class Direction:
         self._arrives_at = 0.0
         self._waiting: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._cut_at: float | None = None
+        self.num_sent = 0
+        self._pair = (source.machine.name, target.machine.name)
 
     def send(self, receive: Callable[..., None], *args: Any) -> None:
         """Calls `receive(*args)` in the target, after everything sent before."""
+        self.num_sent += 1
+        self._network.num_sent += 1
         if self._waiting or not self.open:
             if self._cut_at is None:
                 self._cut_at = self._network.loop.now
@@ -168,7 +175,7 @@ class Direction:
 
     @property
     def open(self) -> bool:
-        return self._network.reaches(self.source.machine.name, self.target.machine.name)
+        return self._pair not in self._network._cut
 
     def healed(self) -> None:
         """Delivers what waits when TCP resends it: the longer the path was cut, the later."""
@@ -181,9 +188,8 @@ class Direction:
             self._deliver(receive, args, repeat_s + self._network.delay_s())
 
     def _deliver(self, receive: Callable[..., None], args: tuple[Any, ...], delay_s: float) -> None:
-        now = self._network.loop.now
-        self._arrives_at = max(self._arrives_at, now + delay_s)
-        self.target.call_later(self._arrives_at - now, receive, *args)
+        self._arrives_at = max(self._arrives_at, self._network.loop.now + delay_s)
+        self._network.loop.deliver(self._arrives_at, receive, args, self.target.context)
 
 
 class SimulatedConnection:

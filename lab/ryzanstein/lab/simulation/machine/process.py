@@ -63,6 +63,8 @@ class Process:
         self.name = name
         self.machine = machine
         self.state = State.RUNS
+        self.runs = True
+        """Whether it is neither frozen nor ended: read before each of its callbacks."""
         self.ended: asyncio.Future[BaseException | None] = loop.create_future()
         self.on_end: list[Callable[[], None]] = []
         """Called when it ended, in order: the network, its ranks."""
@@ -73,45 +75,41 @@ class Process:
         """Rewrites the messages that it sends, as a process of another version would send them."""
         self._loop = loop
         self._rng = rng
-        self._context = Context()
-        self._context.run(OWNER.set, self)
-        self._context.run(RATE.set, machine.clock_rate)
+        self.context = Context()
+        self.context.run(OWNER.set, self)
+        self.context.run(RATE.set, machine.clock_rate)
         self._aside: deque[asyncio.Handle] = deque()
         self._signals: dict[int, asyncio.Handle] = {}
         self._threads: dict[int, _Thread] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     @property
-    def runs(self) -> bool:
-        return self.state is State.RUNS
-
-    @property
     def alive(self) -> bool:
         return self.state is not State.ENDED
 
     def start(self, main: Coroutine[Any, Any, None]) -> None:
-        task = self._context.run(self._loop.create_task, main)
+        task = self.context.run(self._loop.create_task, main)
         task.add_done_callback(self._on_main)
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls the function as this process."""
-        return self._context.copy().run(function, *args)
+        return self.context.copy().run(function, *args)
 
     def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
         """Schedules a callback in the process's own context.
 
         It does not run while the process is frozen, and never after its end.
         """
-        return self._loop.call_after(delay_s, callback, *args, context=self._context)
+        return self._loop.call_after(delay_s, callback, *args, context=self.context)
 
     def freeze(self) -> None:
         """Acts as SIGSTOP: nothing of it runs until `thaw`."""
         if self.state is State.RUNS:
-            self.state = State.FROZEN
+            self.state, self.runs = State.FROZEN, False
 
     def thaw(self) -> None:
         if self.state is State.FROZEN:
-            self.state = State.RUNS
+            self.state, self.runs = State.RUNS, True
             aside, self._aside = self._aside, deque()
             self._loop.resume(aside)
 
@@ -189,14 +187,14 @@ class Process:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             return
         self._tasks[task] = None
-        task.add_done_callback(self._on_task, context=self._context)
+        task.add_done_callback(self._on_task, context=self.context)
 
     def _on_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and task._log_traceback:
             # A waiter is notified in this round of the loop and retrieves the exception in the
             # next.
-            self._loop.call_after(0.001, self._look_at, task, context=self._context)
+            self._loop.call_after(0.001, self._look_at, task, context=self.context)
 
     def _look_at(self, task: asyncio.Task[Any]) -> None:
         if task._log_traceback and (error := task._exception) is not None:
@@ -209,14 +207,14 @@ class Process:
     def _end(self, error: BaseException | None) -> None:
         if self.state is State.ENDED:
             return
-        self.state = State.ENDED
+        self.state, self.runs = State.ENDED, False
         self._aside.clear()
         self._signals.clear()
         if not self.ended.done():
             self.ended.set_result(error)
         for notify in self.on_end:
             notify()
-        self._context.run(self._bury)
+        self.context.run(self._bury)
 
     def _bury(self) -> None:
         """Closes its coroutines now, in order.

@@ -7,7 +7,8 @@ Seeds from `MODELS_FROM` on may have nodes with several models, those from `LOAD
 that become slow, long prompts, requests that are sent to two routers, and little room for prompts,
 those from `ACCESS_FROM` on also keys of tenants, which are replaced and revoked, those from
 `LIMITS_FROM` on also limits of tenants at a server that is sometimes away, and those from `ENGINES_FROM` on
-also nodes with engines of others, and a reserve. Those from `LEADERS_FROM` on have several orchestrators, see `leaders`.
+also nodes with engines of others, and a reserve. Those from `LEADERS_FROM` on have several orchestrators, see `leaders`,
+and those from `WIDE_FROM` on many nodes, see `wide`.
 Smaller seeds mean what they meant before.
 """
 
@@ -28,6 +29,7 @@ from ryzanstein.lab.simulation.planning.plan import (
     MODEL_FAULTS,
     MODELS_FROM,
     ROUTER_FAULTS,
+    WIDE_FROM,
     ClientPlan,
     Kind,
     LimitsPlan,
@@ -36,12 +38,15 @@ from ryzanstein.lab.simulation.planning.plan import (
     PlannedFault,
     SimulationPlan,
 )
+from ryzanstein.lab.simulation.planning.wide import wide_plan
 
 _SWARM = tuple(Kind)[: tuple(Kind).index(Kind.CRASH_MODEL)]
 
 
-def plan(seed: int) -> SimulationPlan:
-    """Returns everything that the seed decides before the simulation begins."""
+def plan(seed: int, num_nodes: int = 0, num_routers: int = 0, duration_s: float = 0.0) -> SimulationPlan:
+    """Returns everything that the seed decides before the simulation begins. Only wide plans may be given a size."""
+    if seed >= WIDE_FROM:
+        return wide_plan(seed, num_nodes, num_routers, duration_s)
     if seed >= LEADERS_FROM:
         return leaders_plan(seed)
     rng = random.Random(f"plan {seed}")

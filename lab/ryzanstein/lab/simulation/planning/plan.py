@@ -51,7 +51,12 @@ class Kind(Enum):
     REPLACE_KEY = "replace_key"
     # Only from `LIMITS_FROM` on.
     LIMITS_AWAY = "limits_away"
-    # Only from `LEADERS_FROM` on.
+    # Only from `WIDE_FROM` on.
+    KILL_MANY = "kill_many"
+    LEAVE_MANY = "leave_many"
+    PART_HALF = "part_half"
+    CHANGE_MODEL = "change_model"
+    # Only from `LEADERS_FROM` to `WIDE_FROM`.
     KILL_LEADER = "kill_leader"
     STOP_LEADER = "stop_leader"
     END_LEADER = "end_leader"
@@ -72,6 +77,7 @@ ACCESS_FROM = 3 * 10**9
 LIMITS_FROM = 4 * 10**9
 ENGINES_FROM = 5 * 10**9
 LEADERS_FROM = 6 * 10**9
+WIDE_FROM = 7 * 10**9
 FOREIGN_LACKS = "ignore_eos"
 """What engines of others do not support, in plans that have some: half of the requests use it."""
 # What strikes the ranks of one model, and may not disturb the others of its node.
@@ -89,6 +95,8 @@ MODEL_FAULTS = (
 )
 LEADER_FAULTS = tuple(Kind)[tuple(Kind).index(Kind.KILL_LEADER) :]
 """What strikes orchestrators, of which one leads, and what they share."""
+WIDE_FAULTS = (Kind.KILL_MANY, Kind.LEAVE_MANY, Kind.PART_HALF, Kind.CHANGE_MODEL)
+"""What happens to many nodes at once."""
 ROUTER_FAULTS = (Kind.KILL_ROUTER, Kind.FREEZE_ROUTER, Kind.HOLD_ROUTER, Kind.RESTART_ROUTER)
 
 
@@ -164,6 +172,17 @@ class LeadersPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class WidePlan:
+    """Many nodes without ranks. `loads_s`: how long nodes take to load their model, from and to.
+
+    `tick_s`: how often a service's clock checks whether its loop is on time; no process stands still in these plans.
+    """
+
+    loads_s: tuple[float, float]
+    tick_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ClientPlan:
     """How a client behaves.
 
@@ -230,6 +249,8 @@ class SimulationPlan:
     """Numbers of the nodes that are a reserve."""
     leaders: LeadersPlan | None = None
     """None: there is one orchestrator, which shares nothing."""
+    wide: WidePlan | None = None
+    """None: nodes have ranks."""
     calm_s: float = 90.0
 
     @property

@@ -203,8 +203,10 @@ class ClientCall:
     async def write(self, request: Any) -> None:
         """Sends a request when there is room. Raises InvalidStateError if the call has ended."""
         data = self._encode(rewritten(self._channel.process, request))
-        server = await asyncio.shield(self._opened)
-        await self._window.wait()
+        # A future that is done is not awaited: most messages are sent on calls that are open.
+        server = self._opened.result() if self._opened.done() else await asyncio.shield(self._opened)
+        if self._window.full:
+            await self._window.wait()
         if server is None or self._status is not None or self._connection is None:
             if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
                 self._raise()

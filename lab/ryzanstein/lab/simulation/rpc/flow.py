@@ -79,6 +79,10 @@ class Window:
         self._unread = 0
         self._room: asyncio.Future[None] | None = None
 
+    @property
+    def full(self) -> bool:
+        return self._unread >= WINDOW_BYTES
+
     async def wait(self) -> None:
         while self._unread >= WINDOW_BYTES:
             self._room = asyncio.get_running_loop().create_future()

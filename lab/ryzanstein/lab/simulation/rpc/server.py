@@ -216,13 +216,21 @@ class ServerCall:
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         request = self._iterate() if handler.request_streaming else await self._requests.pop()
         if handler.response_streaming:
+            sender = self.session.server.process
             async for response in behavior(request, self):
-                await self._send(encode(rewritten(self.session.server.process, response)))
+                data = encode(response if sender.rewrite is None else sender.rewrite(response))
+                if self.window.full:
+                    await self.window.wait()
+                self._sent(data)
         else:
             await self._send(encode(rewritten(self.session.server.process, await behavior(request, self))))
 
     async def _send(self, data: bytes) -> None:
-        await self.window.wait()
+        if self.window.full:
+            await self.window.wait()
+        self._sent(data)
+
+    def _sent(self, data: bytes) -> None:
         self.window.sent(len(data))
         self._connection.to_client.send(self._client.receive, data)
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated
 
@@ -35,6 +36,12 @@ BACKLOG_S = 5.0
 # More unanswered beats add nothing: only the oldest counts.
 MAX_UNANSWERED = 64
 _STANDARD = NormalDist()
+
+
+@lru_cache(maxsize=64)
+def _deviations(phi: float) -> float:
+    """Returns how many standard deviations before the mean the probability of the rest is one in 10 to the `phi`."""
+    return _STANDARD.inv_cdf(10.0**-phi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class Intervals:
         self._jitter_s = max(jitter_s, expected_s / 4)
         self._sum = expected_s
         self._squares = expected_s**2
+        self._silences: dict[float, float] = {}
+        """By phi, since the last interval: every frame asks for the same few."""
 
     def add(self, interval_s: float) -> None:
         # A node that was frozen and resumed must not make the next freeze look usual.
@@ -91,6 +100,7 @@ class Intervals:
             self._sum -= oldest
             self._squares -= oldest**2
         self._window.append(interval_s)
+        self._silences.clear()
         self._sum += interval_s
         self._squares += interval_s**2
 
@@ -99,20 +109,21 @@ class Intervals:
         return self._sum / len(self._window)
 
     @property
-    def distribution(self) -> NormalDist:
-        mean = self.mean_s
-        variance = self._squares / len(self._window) - mean**2
-        return NormalDist(mean, max(self._jitter_s, math.sqrt(max(0.0, variance))))
+    def _deviation_s(self) -> float:
+        variance = self._squares / len(self._window) - self.mean_s**2
+        return max(self._jitter_s, math.sqrt(max(0.0, variance)))
 
     def phi(self, elapsed_s: float) -> float:
         """Returns how unlikely such a silence is."""
-        tail = 1.0 - self.distribution.cdf(elapsed_s)
+        tail = 1.0 - NormalDist(self.mean_s, self._deviation_s).cdf(elapsed_s)
         return -math.log10(tail) if tail > 0 else math.inf
 
     def silence_s(self, phi: float) -> float:
         """Returns the silence after which `phi` is reached: the inverse of `phi`."""
-        distribution = self.distribution
-        return distribution.mean - distribution.stdev * _STANDARD.inv_cdf(10.0**-phi)
+        silence_s = self._silences.get(phi)
+        if silence_s is None:
+            silence_s = self._silences[phi] = self.mean_s - self._deviation_s * _deviations(phi)
+        return silence_s
 
 
 class BeatDetector:
@@ -126,7 +137,7 @@ class BeatDetector:
             BeatRate.IDLE: Intervals(expected.idle_s, thresholds.jitter_s),
             BeatRate.QUIET: Intervals(QUIET_INTERVAL_S, thresholds.jitter_s),
         }
-        self.rate = BeatRate.IDLE
+        self.rate, self._expected = BeatRate.IDLE, self._rates[BeatRate.IDLE]
         self._last_beat: float | None = None
         self.last_sign = now
 
@@ -135,28 +146,34 @@ class BeatDetector:
 
         The intervals of a quiet stream are not learned: beats that say something new come between the others.
         """
-        if self._last_beat is not None and rate is self.rate is not BeatRate.QUIET:
-            self._rates[rate].add(now - self._last_beat)
-        self.rate, self._last_beat, self.last_sign = rate, now, now
+        if rate is not self.rate:
+            self._change(rate)
+        elif self._last_beat is not None and rate is not BeatRate.QUIET:
+            self._expected.add(now - self._last_beat)
+        self._last_beat = self.last_sign = now
 
     def expect(self, now: float) -> None:
         """Records that the node was given work on a quiet stream: it beats at once, or it is silent from now on."""
-        self.rate, self._last_beat, self.last_sign = BeatRate.IDLE, None, now
+        self._change(BeatRate.IDLE)
+        self._last_beat, self.last_sign = None, now
+
+    def _change(self, rate: BeatRate) -> None:
+        self.rate, self._expected = rate, self._rates[rate]
 
     def sign(self, now: float) -> None:
         """Records any other frame: the node is alive, but its beat intervals are not updated."""
         self.last_sign = now
 
     def phi(self, now: float) -> float:
-        return self._rates[self.rate].phi(now - self.last_sign)
+        return self._expected.phi(now - self.last_sign)
 
     @property
     def suspect_at(self) -> float:
-        return self.last_sign + self._rates[self.rate].silence_s(self._thresholds.suspect_phi)
+        return self.last_sign + self._expected.silence_s(self._thresholds.suspect_phi)
 
     @property
     def dead_at(self) -> float:
-        silence_s = self._rates[self.rate].silence_s(self._thresholds.dead_phi)
+        silence_s = self._expected.silence_s(self._thresholds.dead_phi)
         return self.last_sign + silence_s + self._thresholds.grace_s
 
 
@@ -220,19 +237,29 @@ class Echoes:
             self._round_trips.add(min(self._last_s, 2 * self._round_trips.silence_s(self._thresholds.suspect_phi)))
 
     @property
+    def awaited(self) -> bool:
+        """Whether beats are unanswered."""
+        return bool(self._unanswered)
+
+    @property
     def suspect_at(self) -> float:
-        return self.unanswered_since + self._silence_s(self._thresholds.suspect_phi)
+        since = self.unanswered_since
+        return since if since == math.inf else since + self._silence_s(self._thresholds.suspect_phi)
 
     @property
     def dead_at(self) -> float:
-        return self.unanswered_since + self._silence_s(self._thresholds.dead_phi) + 2 * self._thresholds.grace_s
+        since = self.unanswered_since
+        if since == math.inf:
+            return since
+        return since + self._silence_s(self._thresholds.dead_phi) + 2 * self._thresholds.grace_s
 
     @property
     def unanswered_since(self) -> float:
         """Infinite while no beat is unanswered."""
         if self._answered_at is None or not self._unanswered:
             return math.inf
-        return max(self._answered_at, self._unanswered[0][1])
+        asked_at = self._unanswered[0][1]
+        return asked_at if asked_at > self._answered_at else self._answered_at
 
     def _silence_s(self, phi: float) -> float:
         """Returns the silence for `phi`, extended by the excess of the last round trip.

@@ -80,10 +80,13 @@ class SuspicionWatch:
     def beat(self, beat: Beat) -> None:
         now = self._awake.now()
         working = beat.load.running + beat.load.waiting > 0
-        self._beats.beat(now, BeatRate.QUIET if beat.quiet else BeatRate.WORKING if working else BeatRate.IDLE)
+        rate = BeatRate.QUIET if beat.quiet else BeatRate.WORKING if working else BeatRate.IDLE
+        # The intervals of a quiet stream are not learned: there a beat only postpones the next change.
+        sooner = working or not rate is self._beats.rate is BeatRate.QUIET
+        self._beats.beat(now, rate)
         unseen_s = QUIET_INTERVAL_S if beat.quiet else 0.0
         self._progress.beat(now, beat.step, working, profiling=beat.profiling, unseen_s=unseen_s)
-        self._alive()
+        self._alive(now, sooner=sooner)
 
     def expect(self) -> None:
         """Records that the node was given work: if its stream is quiet, its beats come often again from now on."""
@@ -95,9 +98,10 @@ class SuspicionWatch:
 
     def frame(self) -> None:
         """Records the arrival of anything other than a beat."""
-        self._beats.sign(self._awake.now())
+        now = self._awake.now()
+        self._beats.sign(now)
         if self.level is not SuspicionLevel.FINE:
-            self._alive()
+            self._alive(now)
 
     def asked(self, sequence: int) -> None:
         """Records that a beat of this router is on its way."""
@@ -106,18 +110,24 @@ class SuspicionWatch:
 
     def answered(self, sequence: int) -> None:
         """Records that the node received it."""
-        self._echoes.answered(self._awake.now(), sequence)
-        self._alive()
+        now = self._awake.now()
+        self._echoes.answered(now, sequence)
+        self._alive(now, sooner=self._echoes.awaited)
 
-    def _alive(self) -> None:
-        """Restores trust at once.
+    def _alive(self, now: float, *, sooner: bool = True) -> None:
+        """Restores trust at once. `sooner`: the next change of the level may come before the timer.
 
         Only the timer raises suspicion, after it has looked again: the answer may be queued behind
         what was just read.
         """
-        if self._verdict(self._awake.now())[0] < self.level:
-            self._judge()
-        self._hasten()
+        self._excuse(now)
+        if self.level is not SuspicionLevel.FINE:
+            level, cause = self._verdict(now)
+            if level < self.level:
+                self._judge(level, cause)
+                sooner = True
+        if sooner:
+            self._hasten()
 
     def _hasten(self) -> None:
         # A repeated look keeps its time; otherwise whatever arrives meanwhile would postpone it
@@ -141,24 +151,27 @@ class SuspicionWatch:
 
     def _fire(self, looks: int) -> None:
         now = self._awake.now()
-        if self._verdict(now)[0] > self.level and looks < _LOOKS:
+        level, cause = self._verdict(now)
+        if level > self.level and looks < _LOOKS:
             self._look_again(now + _LOOK_AGAIN_S, looks + 1)
             return
-        self._judge()
+        self._judge(level, cause)
         if self.level is not SuspicionLevel.DEAD:
             self._arm(max(self._next_change(), now + 0.001))
 
-    def _judge(self) -> None:
-        now = self._awake.now()
-        level, cause = self._verdict(now)
+    def _judge(self, level: SuspicionLevel, cause: str) -> None:
         if level is not self.level:
             self.level, self.cause = level, cause
             self._on_level(level, cause)
 
-    def _verdict(self, now: float) -> tuple[SuspicionLevel, str]:
+    def _excuse(self, now: float) -> None:
+        """Excuses late answers after each pause of this router."""
         if self._awake.pauses != self._pauses:
             self._pauses = self._awake.pauses
             self._echoes.excuse(now)
+
+    def _verdict(self, now: float) -> tuple[SuspicionLevel, str]:
+        self._excuse(now)
         if now >= self._beats.dead_at:
             return SuspicionLevel.DEAD, SILENCE
         if now >= self._echoes.dead_at:

@@ -8,12 +8,14 @@ them cause.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from ryzanstein import errors
 from ryzanstein.errors import RyzansteinError
 from ryzanstein.generation.request import Attempt
+from ryzanstein.process.awake import AwakeTimer
 from ryzanstein.v1 import worker_pb2 as pb
 from ryzanstein.wire.attempts import attempt_from_wire
 from ryzanstein.worker.agent.node import NodeAgent
@@ -56,6 +58,50 @@ class ReadAhead:
 _BEATS_MISSED = 4
 
 
+class RouterSilence:
+    """Ends a link whose router is silent for several of its beats.
+
+    One timer looks now and then: a frame costs nothing but the time at which it came. Time in which this agent itself did not
+    run does not count, nor that in which the router is not read.
+    """
+
+    def __init__(self, node: NodeAgent, link: RouterLink, beat_interval_s: float) -> None:
+        self._awake, self._link, self._beat_interval_s = node.awake, link, beat_interval_s
+        self._least_s = node.settings.tuning.router_silence_s
+        self._heard_at = self._awake.now()
+        self._timer = self._look_at(self._heard_at + self._allowed_s(quiet=False))
+
+    def heard(self) -> None:
+        self._heard_at = self._awake.now()
+
+    def not_read(self) -> None:
+        """Counts no silence until a frame is heard."""
+        self._heard_at = math.inf
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look_at(self, when: float) -> AwakeTimer:
+        return self._awake.call_at(when, self._look)
+
+    def _look(self) -> None:
+        now = self._awake.now()
+        heard_at, allowed_s = min(self._heard_at, now), self._allowed_s(quiet=self._link.quiet)
+        # A link that is quiet may not be so any more after the next frame.
+        due = heard_at + self._allowed_s(quiet=False)
+        if now >= due:
+            due = heard_at + allowed_s
+        if now < due:
+            self._timer = self._look_at(due)
+            return
+        text = f"no message from router {self._link.router_id} for {allowed_s:g} s"
+        self._link.close(errors.unavailable("ROUTER_SILENT", text))
+
+    def _allowed_s(self, *, quiet: bool) -> float:
+        beat_interval_s = max(self._beat_interval_s, self._link.quiet_s if quiet else 0.0)
+        return max(self._least_s, _BEATS_MISSED * beat_interval_s)
+
+
 class RouterStream:
     """The reading side of a link.
 
@@ -74,30 +120,25 @@ class RouterStream:
 
         Ends the link when the router ends its side, or is silent for several of its beats.
         """
-        link, silence_s = self._link, None
+        link = self._link
+        silence = None if beat_interval_s is None else RouterSilence(self._node, link, beat_interval_s)
         with _ending(link):
             try:
-                while (request := await self._within(silence_s := self._silence_s(beat_interval_s), requests)) is not None:
+                async for request in requests:
                     if not request.HasField("beat"):
                         if request.HasField("submit"):
                             link.prepare(request.submit.handle)
+                        if silence is not None:
+                            silence.not_read()
                         await ahead.put(request)
                     elif request.beat.sequence:
                         link.acknowledge(request.beat.sequence)
-            except TimeoutError:
-                text = f"no message from router {link.router_id} for {silence_s:g} s"
-                raise errors.unavailable("ROUTER_SILENT", text) from None
+                    if silence is not None:
+                        silence.heard()
+            finally:
+                if silence is not None:
+                    silence.close()
             link.close()
-
-    async def _within(self, silence_s: float | None, requests: AsyncIterator[pb.ConnectRequest]) -> pb.ConnectRequest | None:
-        """Returns the next request; None after the last.
-
-        Raises TimeoutError when none came in time; time in which this agent itself did not run does
-        not count.
-        """
-        if silence_s is None:
-            return await anext(requests, None)
-        return await self._node.awake.within(silence_s, anext(requests, None))
 
     async def take_all(self, ahead: ReadAhead) -> None:
         """Handles frames one after the other, so that a cancel is handled after its submit."""
@@ -168,13 +209,6 @@ class RouterStream:
         """Cancels the attempts that wait."""
         for waiting in self._waiting.values():
             waiting.cancel()
-
-    def _silence_s(self, beat_interval_s: float | None) -> float | None:
-        """Returns how long the router may be silent; None: for ever."""
-        if beat_interval_s is None:
-            return None
-        beat_interval_s = max(beat_interval_s, self._link.quiet_s if self._link.quiet else 0.0)
-        return max(self._node.settings.tuning.router_silence_s, _BEATS_MISSED * beat_interval_s)
 
 
 @contextmanager
