@@ -62,7 +62,7 @@ def test_the_pages_stay_few_and_short() -> None:
     """Besides the runbooks. What draws a table is no word. Adapters, standbys, choices, gRPC took the last."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 45
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 79_500
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 79_750
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 

@@ -68,7 +68,7 @@ async def test_a_silent_router_is_given_up_and_not_before_its_time(reading: Read
     began = time.monotonic()
     async with asyncio.timeout(10):
         assert await reading.error() == "ROUTER_SILENT"
-    assert time.monotonic() - began >= SILENCE_S
+    assert time.monotonic() - began >= SILENCE_S - 0.005  # a timer of the loop may be a millisecond early
 
 
 async def test_a_router_that_beats_is_not_silent(reading: Reading) -> None:
