@@ -422,18 +422,20 @@ def test_what_several_watchers_are_sent_is_converted_once():
     messages, nodes = WatchMessages(), tuple(Node(f"n{number}", "h:1") for number in range(5))
     with patch.object(service, "node_to_wire", wraps=service.node_to_wire) as converted:
         change = NodeChanged(nodes[0])
-        deltas = [messages.of(ClusterDelta(version, change)).delta for version in (5, 9, 2)]
+        deltas = [messages.of(ClusterDelta(version, change), 1).delta for version in (5, 9, 2)]
         assert [(each.version, each.node.node_id) for each in deltas] == [(5, "n0"), (9, "n0"), (2, "n0")]
         assert converted.call_count == 1
         for version, count in ((7, 6), (7, 6), (8, 11)):
-            message = messages.of(Snapshot("e", version, ClusterState(nodes, ())))
+            message = messages.of(Snapshot("e", version, ClusterState(nodes, ())), 1)
             message.leader_epoch = version  # a caller's change is not the next one's
             assert [node.node_id for node in message.snapshot.nodes] == [node.node_id for node in nodes]
             assert converted.call_count == count
-        assert messages.of(Snapshot("other", 8, ClusterState(nodes[:1], ()))).snapshot.epoch == "other"
+        assert messages.of(Snapshot("other", 8, ClusterState(nodes[:1], ())), 1).snapshot.epoch == "other"
+        # One that leads again counts from the beginning, and knows other nodes.
+        assert len(messages.of(Snapshot("other", 8, ClusterState(nodes[1:3], ())), 2).snapshot.nodes) == 2
 
 
 def test_changes_that_are_over_are_not_taken_for_new_ones_in_their_place():
     messages = WatchMessages()
     for number in range(2000):  # an identity comes again when what had it is gone
-        assert messages.of(ClusterDelta(1, NodeLeft(f"n{number}"))).delta.node_left == f"n{number}"
+        assert messages.of(ClusterDelta(1, NodeLeft(f"n{number}")), 1).delta.node_left == f"n{number}"

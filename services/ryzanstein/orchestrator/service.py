@@ -96,7 +96,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         control = self._control
         await control.met(known_leader_from_wire(request))
         async for update in control.updates(loads=not request.omit_loads):
-            message, leader = self._messages.of(update), control.leader
+            leader = control.leader
+            message = self._messages.of(update, leader.epoch)
             message.leader_epoch, message.leader_id = leader.epoch, leader.leader_id
             yield message
 
@@ -223,16 +224,21 @@ class WatchMessages:
 
     def __init__(self) -> None:
         self._snapshot = pb.ClusterSnapshot()
+        self._snapshot_of: tuple[int, str, int] | None = None
         self._changes: OrderedDict[int, tuple[Change, pb.ClusterDelta]] = OrderedDict()
         """By the identity of the change, which is kept with its message."""
 
-    def of(self, update: Update) -> pb.WatchClusterResponse:
-        """Returns the message of an update. The caller may change it."""
+    def of(self, update: Update, leader_epoch: int) -> pb.WatchClusterResponse:
+        """Returns the message of an update. The caller may change it.
+
+        A leader that leads again counts its versions anew: `leader_epoch` tells its terms apart.
+        """
         if isinstance(update, SignOfLife):
             return pb.WatchClusterResponse()
         if isinstance(update, Snapshot):
-            if (self._snapshot.epoch, self._snapshot.version) != (update.epoch, update.version):
-                self._snapshot = _snapshot(update)
+            key = leader_epoch, update.epoch, update.version
+            if key != self._snapshot_of:
+                self._snapshot, self._snapshot_of = _snapshot(update), key
             return pb.WatchClusterResponse(snapshot=self._snapshot)
         message = pb.WatchClusterResponse(delta=self._delta(update.change))
         message.delta.version = update.version
