@@ -125,6 +125,8 @@ class RouterStream:
         with _ending(link):
             try:
                 async for request in requests:
+                    if link.closed:
+                        return
                     if not request.HasField("beat"):
                         if request.HasField("submit"):
                             link.prepare(request.submit.handle)

@@ -82,6 +82,7 @@ class DeployedModels:
         self._refused: dict[str, tuple[WantedModel, str]] = {}
         self._changes: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[str] = set()
+        self._waiting_for_room: set[str] = set()
         self._left: dict[str, ModelChoice] = {}
         self._seen: dict[str, int] = {}
         self._starts = StartNumbers()
@@ -154,7 +155,7 @@ class DeployedModels:
         A start may wait for answers that still run: those on models that leave, and on the version that it replaces.
         """
         served, refused = self._served.get(name), self._refused.get(name)
-        if refused is not None and refused[0].choice == wanted:
+        if name in self._waiting_for_room or (refused is not None and refused[0].choice == wanted):
             return None
         leaving = [self._served[each].agent.node for each in self._leaving]
         waits = tuple((node.num_running, node.versions.step) for node in leaving)
@@ -344,12 +345,15 @@ class DeployedModels:
             return
         room = agent.node.idleness.room = SharedRoom(self._memory, agent, partial(self._resting, agent), name, size)
         while True:
+            self._waiting_for_room.add(name)
             try:
                 await room.take()
                 return
             except RyzansteinError as error:
                 log.warning("model waits for memory", model=name, reason=error.message)
                 await asyncio.sleep(_ROOM_AGAIN_S)
+            finally:
+                self._waiting_for_room.discard(name)
 
     def _resting(self, but: ModelAgent) -> list[Idleness]:
         """Returns the models that may be put to sleep now for another one."""
