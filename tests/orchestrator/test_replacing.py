@@ -283,6 +283,37 @@ def test_a_model_that_sleeps_is_not_replaced_beside_itself_where_none_may_be_awa
     assert fleet.nodes[0].assigned["m"].revision == 2
 
 
+def test_a_single_model_that_sleeps_is_replaced_in_its_place():
+    """Nobody misses it: a request would have to load it anyway."""
+    one = replace(M, replicas=1, idle_unload_s=60.0)
+    cluster, fleet = simulated("a", one, room=NO_ROOM)
+    new = replace(one, path="/new", revision=2)
+    assert "no node has room" in cluster.reconciler.irreplaceable(new)
+    asleep = fleet.nodes[0].models["m"] = replace(fleet.nodes[0].models["m"], asleep=True, load=Load())
+    fleet.round()
+    assert cluster.reconciler.irreplaceable(new) == ""
+    cluster.catalog.put(new)
+    for _ in range(40):
+        cluster.now += 1.0
+        fleet.nodes[0].models.setdefault("m", asleep)
+        fleet.round()
+    assert fleet.nodes[0].assigned["m"].revision == 2
+
+
+def test_a_node_that_returns_keeps_what_it_has_until_it_is_placed():
+    """It was cut off from the orchestrator alone, and answers requests."""
+    cluster, fleet = simulated("ab", M)
+    cut_off = fleet.nodes[0]
+    assert cut_off.assigned["m"].revision == 1
+    cluster.registry.leave(cut_off.node_id, cut_off.lease_id)
+    cluster.reconciler.update()
+    cut_off.join(cluster)
+    assert cut_off.assigned["m"].revision == 1, "it is told to keep it, before the next placement"
+    cluster.reconciler.update()
+    cut_off.beat(cluster)
+    assert cut_off.assigned["m"].revision == 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 5), st.booleans(), st.integers(0, 2**32))
 def test_no_rollout_and_no_drain_goes_below_the_minimum(replicas, spare, least, none_away, seed):

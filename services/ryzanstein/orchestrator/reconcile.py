@@ -206,8 +206,9 @@ class Reconciler:
         self._leases.forget(node_id)
 
     def instruct(self, node: Node) -> Instruction:
-        """Returns what a node should do."""
-        deployments = self._assigned(node) if self._settled else self._present(node)
+        """Returns what a node should do. One that came after the last placement keeps what it has until the next."""
+        placed = self._settled and self._placement.has(node.node_id)
+        deployments = self._assigned(node) if placed else self._present(node)
         return Instruction(deployments, node.drain_requested, self._sources.needs.ask(node))
 
     def without_room_for(self, deployment: Deployment) -> list[NodeShortage]:

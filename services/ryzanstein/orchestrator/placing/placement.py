@@ -62,6 +62,10 @@ class Placement:
         }
         self._placed = Counter(d.model for deployments in self.assigned.values() for d in deployments)
 
+    def has(self, node_id: str) -> bool:
+        """Returns whether a node was there when this was decided."""
+        return node_id in self._rooms
+
     def short(self, deployment: Deployment) -> int:
         """Returns how many more nodes the deployment should have."""
         usable = sum(not room.node.drain_requested for room in self._rooms.values())

@@ -149,9 +149,16 @@ class RollingChanges:
 
     def unchangeable(self, deployment: Deployment, members: Sequence[Node], needs: NodeNeeds) -> int:
         """Returns how many replicas must stay ready if none could change unless another node stands in; 0: one could."""
-        floor = self._bounds.floor(deployment, len(members))
+        floor = self._floor(deployment, members)
         wave = Wave(deployment, members, (), self._beside(deployment, needs), floor)
         return 0 if any(wave.beside(node) or wave.leaves_floor(node) for node in members) or not members else floor
+
+    def _floor(self, deployment: Deployment, members: Sequence[Node]) -> int:
+        """Returns how many replicas must stay ready. A single one that sleeps is not missed: a request would load it anyway."""
+        reports = [node.report(deployment.model) for node in members]
+        if self._bounds.of(deployment).max_unavailable and any(each is not None and each.asleep for each in reports):
+            return deployment.min_replicas
+        return self._bounds.floor(deployment, len(members))
 
     def leaves(self, node: Node, deployment: Deployment) -> bool:
         """Whether a node was told to unload the earlier revision, which it may still serve."""
@@ -231,7 +238,7 @@ class RollingChanges:
         loading |= {node.node_id for node in members if node.plural and node.node_id in absent - change.turns}
         steady = self._steady(change, deployment, members)
         self._note_progress(change, deployment, members, change.turns | loading)
-        floor = self._bounds.floor(deployment, len(members))
+        floor = self._floor(deployment, members)
         wave = Wave(deployment, members, change.turns | loading, self._beside(deployment, needs), floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
