@@ -69,6 +69,8 @@ class _Change:
     """Nodes that were told to change to an earlier revision, which they may have begun, and the times of their beats since."""
     gone: dict[str, float] = field(default_factory=dict)
     """Those of them that are no members any more, and when that was seen."""
+    parting: dict[str, set[float]] = field(default_factory=dict)
+    """Nodes that changed when they were to drain, and the times of their beats since."""
     full_since: float | None = None
     """When it was first seen that no replica can be spared."""
     waits_for: str = ""
@@ -85,7 +87,7 @@ class RollingChanges:
         self._told: dict[tuple[str, str], _Told] = {}
         self._all_known = True
         self._unseen: Mapping[str, float] = {}
-        self._present: Collection[str] = ()
+        self._nodes: Mapping[str, Node] = {}
         self._assigned: Assigned = {}
         self.outdated: Mapping[str, tuple[str, ...]] = {}
         """Model to the nodes that serve an earlier revision; only models that have such nodes."""
@@ -115,7 +117,7 @@ class RollingChanges:
         """
         self._all_known, self._assigned = all_known, assigned
         by_id = {node.node_id: node for node in nodes}
-        self._present = by_id.keys()
+        self._nodes = by_id
         self._told = {key: latest for key, latest in self._told.items() if key[0] in by_id}
         members: dict[Deployment, list[Node]] = defaultdict(list)
         for node_id in sorted(assigned.keys() & by_id.keys()):
@@ -242,7 +244,8 @@ class RollingChanges:
         wave = Wave(deployment, members, change.turns | loading, self._beside(deployment, needs), floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
         places = min(self._bounds.places(deployment, len(members)), steady + 1)
-        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady + self._num_gone(change)
+        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
+        places -= self._num_gone(change) + self._num_parting(change, members)
         why = self._halted(change, deployment, members, num_failed, busy=change.turns | loading)
         idle = not (why or change.turns or loading)
         free = [node for node in outdated if node.node_id not in change.turns and not drains(node, deployment.model)]
@@ -285,10 +288,27 @@ class RollingChanges:
     def _num_gone(self, change: _Change) -> int:
         """Returns how many nodes vanished while they changed, and may be changing still."""
         now = self._now()
-        change.gone |= dict.fromkeys(change.busy - set(self._present) - change.gone.keys(), now)
-        change.gone = {n: since for n, since in change.gone.items() if n not in self._present and since > now - _GONE_S}
-        self._unseen = {n: since for n, since in self._unseen.items() if n not in self._present and since > now - _GONE_S}
+        change.gone |= dict.fromkeys(change.busy - self._nodes.keys() - change.gone.keys(), now)
+        change.gone = {n: since for n, since in change.gone.items() if n not in self._nodes and since > now - _GONE_S}
+        self._unseen = {n: since for n, since in self._unseen.items() if n not in self._nodes and since > now - _GONE_S}
         return len(change.gone.keys() | self._unseen.keys())
+
+    def _num_parting(self, change: _Change, members: Iterable[Node]) -> int:
+        """Returns how many nodes changed when they were to drain, and may not have heard of that.
+
+        The answer to the first report from then on says it, so the second one shows that it came.
+        """
+        ids = {node.node_id for node in members}
+        for node_id in change.busy - ids:
+            if node_id in self._nodes and self._nodes[node_id].drain_requested:
+                change.parting.setdefault(node_id, set())
+        for node_id in [*change.parting]:
+            node, beats = self._nodes.get(node_id), change.parting[node_id]
+            if node is not None:
+                beats.add(node.beat_time)
+            if node is None or node_id in ids or len(beats) > _BEATS_TO_SHOW:
+                del change.parting[node_id]
+        return len(change.parting)
 
     def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
         """Whether one node may change although the model cannot spare it, and no other one changes now.
@@ -306,7 +326,7 @@ class RollingChanges:
         if known is None or known.revision != deployment.revision:
             before, known = known, _Change(deployment.revision, self._now(), self._now())
             if before is not None:  # what changed to another revision, and vanished, may be changing still
-                known.busy, known.gone = before.busy, before.gone
+                known.busy, known.gone, known.parting = before.busy, before.gone, before.parting
                 known.told = {node_id: before.told.get(node_id, set()) for node_id in before.turns | before.told.keys()}
             self._changes[deployment.model] = known
         return known

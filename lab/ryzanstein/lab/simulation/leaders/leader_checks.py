@@ -57,6 +57,8 @@ class LeaderChecks:
         self._refused: dict[tuple[str, str], tuple[float, float, Refusal]] = {}
         """By node and model: a refusal of the leader, since when it has it, and when it ends."""
         self._refusing = LeaderEpoch()
+        self._refusing_at = 0.0
+        """When a leader was last seen."""
         self._num_deployed = 0
         self._lost: set[str] = set()
         self.reached_leaders: set[LeaderEpoch] = set()
@@ -194,10 +196,12 @@ class LeaderChecks:
         if control.leader != self._refusing:
             self._refusing = control.leader
             for key, (since, ends, refusal) in self._refused.items():
-                self._compare(control, key, now - since, ends - now + awake, refusal)
+                self._compare(control, key, self._refusing_at - since, ends - now + awake, refusal)
+        self._refusing_at = now
         self._refused = {
             key: (
-                self._refused[key][0] if key in self._refused else now,
+                # What became known while Redis is away, the leader cannot store.
+                self._refused[key][0] if key in self._refused and not self._redis.is_away else now,
                 now + each.expires - awake,
                 Refusal(each.incarnation, each.revision),
             )
