@@ -371,7 +371,9 @@ async def test_callers_that_neither_read_nor_write_give_their_places_back(node, 
         yield pb.SendPagesRequest(begin=pb.SendPagesBegin(scope=wire))
         await asyncio.sleep(3600)
 
-    async with grpc.aio.insecure_channel(node.address) as channel:
+    # By default a client of gRPC may take all of it unread.
+    small_window = (("grpc.http2.bdp_probe", 0),)
+    async with grpc.aio.insecure_channel(node.address, small_window) as channel:
         stub = PageServiceStub(channel)
         calls = [stub.FetchPages(fetch, timeout=2) for _ in range(6)] + [stub.SendPages(begins(), timeout=2) for _ in range(6)]
         for running in (int(MAX_TRANSFERS * PEER_SHARE), 0):
