@@ -71,7 +71,7 @@ RedisStore.put_deployment = put
     ),
     "refusals that are not stored": (
         "ACCEPTED",
-        1,
+        2,
         _KILLS,
         """
 from ryzanstein.orchestrator.state.redis_store import RedisStore
@@ -96,7 +96,7 @@ RollingChanges.update = lambda self, *args, all_known: update(self, *args)
         [],
         """
 from ryzanstein.orchestrator.placing import rolling
-rolling._is_away = lambda node, deployment: False
+rolling.is_away = lambda node, deployment: False
 """,
     ),
     "standbys that do not take the lease of one that died": (
