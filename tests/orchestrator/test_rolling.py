@@ -101,6 +101,9 @@ async def test_a_roll_goes_on_after_a_restart_and_without_nodes_that_leave_or_dr
         assert fleet.revisions() == [2, 2, 1, 1], "the node that had begun goes on"
         await control.drain("b")
         fleet.round()
+        assert fleet.revisions() == [2, None, 1, 1], "it may not have heard of it yet"
+        for _ in range(3):
+            fleet.round()
         assert fleet.revisions() == [2, None, 2, 1]
         control.leave("c", c.lease_id)
         fleet.nodes.remove(c)
