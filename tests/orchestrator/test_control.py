@@ -238,7 +238,7 @@ async def test_a_burst_of_changes_costs_one_placement(path, make_node):
             grant = control.register(make_node(f"n{i}"))
             control.beat(f"n{i}", grant.lease_id, NodeReport(Beat(1, NodeState.READY, "")))
         control.tick()
-        assert len(control.deployments()[0].assigned_nodes) == 10, "whoever asks gets the newest, also between two looks"
+        assert len(control.deployments()[0].assigned_nodes) == 10, "an answer is up to date, also between two looks"
         assert placements(control) == before + 1
 
 

@@ -308,7 +308,7 @@ def test_a_node_that_returns_keeps_what_it_has_until_it_is_placed():
     cluster.registry.leave(cut_off.node_id, cut_off.lease_id)
     cluster.reconciler.update()
     cut_off.join(cluster)
-    assert cut_off.assigned["m"].revision == 1, "it is told to keep it, before the next placement"
+    assert cut_off.assigned["m"].revision == 1, "it keeps the model until the next placement"
     cluster.reconciler.update()
     cut_off.beat(cluster)
     assert cut_off.assigned["m"].revision == 1

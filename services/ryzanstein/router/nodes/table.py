@@ -96,7 +96,7 @@ class NodeTable:
     _tripped: set[str] = field(default_factory=set)
     """The nodes whose breakers are not closed."""
     _stale: set[str] = field(default_factory=set)
-    """The nodes of which this router's own attempts changed since the choice was brought up to date."""
+    """Nodes whose number of attempts of this router has changed since the last choice."""
     _memory: OrderMemory = field(default_factory=OrderMemory)
     _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 

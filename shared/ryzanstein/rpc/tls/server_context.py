@@ -1,4 +1,4 @@
-"""TLS of a gRPC port that this process accepts itself, and what a call is told of its client's certificate."""
+"""TLS of the ports of the builtin gRPC server, and the authentication context of its calls."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from ryzanstein.lab.simulation.planning.patient_client import patient_client
 from ryzanstein.lab.simulation.planning.plan import (
     LEADER_FAULTS,
     ClientPlan,
@@ -83,17 +84,4 @@ def _lasts_s(rng: random.Random, kind: Kind) -> float:
 
 
 def _client(rng: random.Random, number: int) -> ClientPlan:
-    return ClientPlan(
-        number,
-        think_s=rng.choice((0.1, 1.0)),
-        tokens=(1, rng.choice((20, 100, 400))),
-        session=rng.random() < 0.5,
-        leaves=0.0,
-        cancels=0.0,
-        deadline_s=300.0,
-        short_deadline=0.0,
-        choices=1,
-        burst=1,
-        loses_stream=rng.choice((0.0, 0.05)),
-        resubmits=True,
-    )
+    return patient_client(rng, number, thinks_s=(0.1, 1.0), most_tokens=(20, 100, 400), deadline_s=300.0)

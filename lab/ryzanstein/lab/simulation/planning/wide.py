@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from ryzanstein.lab.simulation.planning.patient_client import patient_client
 from ryzanstein.lab.simulation.planning.plan import ClientPlan, Kind, NodePlan, PlannedFault, SimulationPlan, WidePlan
 
 _SIZES = ((30, 2), (30, 3), (60, 3), (100, 2), (100, 5))
@@ -74,17 +75,4 @@ def _changes(rng: random.Random, duration_s: float, num_nodes: int, num_routers:
 
 
 def _client(rng: random.Random, number: int) -> ClientPlan:
-    return ClientPlan(
-        number,
-        think_s=rng.choice((0.5, 2.0, 5.0)),
-        tokens=(1, rng.choice((20, 100, 200))),
-        session=rng.random() < 0.5,
-        leaves=0.0,
-        cancels=0.0,
-        deadline_s=120.0,
-        short_deadline=0.0,
-        choices=1,
-        burst=1,
-        loses_stream=rng.choice((0.0, 0.05)),
-        resubmits=True,
-    )
+    return patient_client(rng, number, thinks_s=(0.5, 2.0, 5.0), most_tokens=(20, 100, 200), deadline_s=120.0)

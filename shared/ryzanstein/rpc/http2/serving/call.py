@@ -40,7 +40,7 @@ class CallStream(Protocol):
 
     peer: str
     auth: dict[str, list[bytes]]
-    """What is told of the connection's TLS; empty without it."""
+    """The authentication context of the connection; empty without TLS."""
 
     @property
     def unsent_bytes(self) -> int: ...

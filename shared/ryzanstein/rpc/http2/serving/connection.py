@@ -103,7 +103,7 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
         self.auth: dict[str, list[bytes]] = {}
-        """What a call is told of the connection's TLS; empty without it."""
+        """The authentication context of calls; empty without TLS."""
 
     # Called by the transport.
 
