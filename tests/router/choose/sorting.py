@@ -40,7 +40,7 @@ class SortingChooser:
         regular, reserve = divided([node for node in nodes if node.model == model])
         usable = [node for node in regular if is_usable(node, model)]
         for load in (self.placed, self.wanted):
-            load.see(regular, usable)
+            load.see({node.node_id: node for node in regular}, frozenset(node.node_id for node in usable))
         ranked = self.order(affinity, regular if self.policy in KEYED else usable)
         behind = self.order(affinity, [node for node in reserve if is_usable(node, model)])
         able = {node.node_id for node in usable}

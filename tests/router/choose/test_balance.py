@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,24 +41,28 @@ def test_the_imbalance_is_that_of_the_fullest_node_for_its_size(clock: Any) -> N
     assert RecentLoad(300.0, clock).imbalance(members) == EVEN
 
 
+def see(recent: RecentLoad, members: Sequence[NodeView], usable: Sequence[NodeView]) -> None:
+    recent.see({node.node_id: node for node in members}, frozenset(node.node_id for node in usable))
+
+
 def test_a_node_that_comes_back_is_credited_with_what_it_missed(clock: Any) -> None:
     recent = RecentLoad(60.0, clock)
-    recent.see(NODES, NODES)
+    see(recent, NODES, NODES)
     for _ in range(4000):
         clock.now += 0.1
-        recent.see(NODES, NODES)
+        see(recent, NODES, NODES)
         for node in NODES:
             recent.placed(node.node_id)
     for _ in range(1200):
         clock.now += 0.1
-        recent.see(NODES, NODES[1:])
+        see(recent, NODES, NODES[1:])
         for node in NODES[1:]:
             recent.placed(node.node_id)
     assert recent.values(NODES)[0] < 0.2 * recent.values(NODES)[1]
-    recent.see(NODES, NODES)
+    see(recent, NODES, NODES)
     assert recent.imbalance(NODES).ratio == pytest.approx(0.0, abs=0.01)
     newcomer = NodeView("e", "m", NodeState.READY, Load(capacity=8))
-    recent.see([*NODES, newcomer], [*NODES, newcomer])
+    see(recent, [*NODES, newcomer], [*NODES, newcomer])
     assert recent.values([newcomer])[0] == pytest.approx(recent.values(NODES)[1], rel=0.01)
 
 
@@ -65,7 +70,7 @@ def test_a_member_that_is_gone_is_forgotten(clock: Any) -> None:
     recent = RecentLoad(60.0, clock)
     for number in range(1000):
         member = NodeView(f"n{number}", "m", NodeState.READY)
-        recent.see([member, *NODES], [member, *NODES])
+        see(recent, [member, *NODES], [member, *NODES])
         recent.placed(member.node_id)
     assert len(recent._counts) <= 1 + len(NODES)
 

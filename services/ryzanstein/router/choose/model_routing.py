@@ -160,7 +160,7 @@ class ModelRouting:
         seen = regular.version, regular.able
         if seen != self._seen:
             for load in (self._placed, self._wanted):
-                load.see(regular.views.values(), regular.usable)
+                load.see(regular.views, regular.able)
             self._seen = seen
 
     def _pick(self, affinity: Affinity, nodes: NodeGroup, excluded: Collection[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ even. With few requests nothing is judged and the state does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -75,9 +75,9 @@ class DecayedCounts:
         """Returns the fraction of a count that has faded after `age_s` seconds."""
         return 1.0 - math.exp(-age_s / self._window_s)
 
-    def keep(self, node_ids: Collection[str]) -> None:
+    def keep(self, node_ids: Mapping[str, object]) -> None:
         """Forgets all other nodes."""
-        for node_id in [node_id for node_id in self._scaled if node_id not in node_ids]:
+        for node_id in self._scaled.keys() - node_ids.keys():
             del self._scaled[node_id]
             self._summed, self._sum = frozenset(), 0.0
 
@@ -125,33 +125,33 @@ class RecentLoad:
     def __init__(self, window_s: float, clock: Callable[[], float]) -> None:
         self._counts = DecayedCounts(window_s, clock)
         self._clock = clock
-        self._known: set[str] = set()
+        self._known = frozenset[str]()
         self._away_since: dict[str, float] = {}
 
     def placed(self, node_id: str) -> None:
         self._counts.add(node_id)
 
-    def see(self, members: Iterable[NodeView], usable: Sequence[NodeView]) -> None:
-        """Records which nodes are present. Called at a choice after each change of them, before the loads are used."""
-        present = {node.node_id for node in usable}
-        if present == self._known and not self._away_since:
+    def see(self, views: Mapping[str, NodeView], able: frozenset[str]) -> None:
+        """Records which nodes are present, and `able` to take work. Called at a choice after each change of them.
+
+        The sets are compared as wholes, which is quick: one node that is suspected again and again calls this at every choice.
+        """
+        if able == self._known and not self._away_since:
             return
         now = self._clock()
-        self._welcome([node for node in usable if node.node_id not in self._known], usable, now)
-        away = {node.node_id for node in members} - present
-        self._away_since = {node_id: self._away_since.get(node_id, now) for node_id in away}
-        self._known = present
-        self._counts.keep(present | away)
+        self._welcome(able - self._known, able & self._known, views, now)
+        self._away_since = {node_id: self._away_since.get(node_id, now) for node_id in views.keys() - able}
+        self._known = able
+        self._counts.keep(views)
 
-    def _welcome(self, newcomers: Sequence[NodeView], usable: Sequence[NodeView], now: float) -> None:
+    def _welcome(self, newcomers: Set[str], others: frozenset[str], views: Mapping[str, NodeView], now: float) -> None:
         """Credits nodes that join or return with a fair share of what they missed."""
-        others = [node for node in usable if node.node_id in self._known]
         if not newcomers or not others:
             return
-        per_unit = sum(self.values(others)) / sum(node.capacity for node in others)
-        for node in newcomers:
-            missed = self._counts.faded(now - self._away_since.get(node.node_id, -math.inf))
-            self._counts.add(node.node_id, missed * per_unit * node.capacity)
+        per_unit = self._counts.total(others) / sum(views[node_id].capacity for node_id in others)
+        for node_id in newcomers:
+            missed = self._counts.faded(now - self._away_since.get(node_id, -math.inf))
+            self._counts.add(node_id, missed * per_unit * views[node_id].capacity)
 
     def values(self, nodes: Sequence[NodeView]) -> list[float]:
         """Returns the requests in the window, in the order of the nodes."""

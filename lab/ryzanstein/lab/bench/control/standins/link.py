@@ -65,6 +65,7 @@ class StandInLink(ScriptedLink):
         self._state, self._model, self._quiet_s = state, model, quiet_s
         self._worked_at = time.monotonic()
         self._to_acknowledge = 0
+        self._told_work = False
         self._heard_at = time.monotonic()
 
     @property
@@ -96,7 +97,7 @@ class StandInLink(ScriptedLink):
 
     def _beat(self) -> worker.Beat:
         beat = self._state.beat(self._model or self._state.models[0], len(self._sinks))
-        beat.quiet = self._quiet
+        beat.quiet, self._told_work = self._quiet, beat.load.running > 0
         if beat.quiet:
             beat.ack, self._to_acknowledge = self._to_acknowledge, 0
         return beat
@@ -105,7 +106,8 @@ class StandInLink(ScriptedLink):
     def _interval_s(self) -> float:
         if self._quiet:
             return _LATE * self._quiet_s
-        return WORKING_BEAT_S if self._sinks or self._state.busy else IDLE_BEAT_S
+        # After a beat with work a router expects the next one soon, even if the work has ended since.
+        return WORKING_BEAT_S if self._sinks or self._state.busy or self._told_work else IDLE_BEAT_S
 
     async def frames(self) -> AsyncIterator[worker.ConnectResponse]:
         state = self._state

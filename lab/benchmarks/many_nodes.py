@@ -1,0 +1,171 @@
+"""Measures what a request costs a router beside few and beside many nodes, as a ratio of one run.
+
+    .venv/bin/python lab/benchmarks/many_nodes.py [--nodes 2 1000] [--streams 1 8 64] [--seconds 10] [--rounds 3] [--json FILE]
+
+The cluster of `ryzanstein bench control` runs: a real orchestrator and router, and nodes without ranks that answer from a
+script, four tokens each. Every request has a key of its own, so all nodes get work. `request`: the router's processor time per
+request, in microseconds, less what it takes right after the load, while the nodes still beat as often as at work. `with beats`:
+less only what it takes while all nodes are quiet, so the beats of all nodes that few requests woke are in it. The median of the
+rounds counts. `suspected`: how often the router took a node for silent meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from ryzanstein.lab.bench.control.cluster import ControlCluster, control_cluster
+from ryzanstein.lab.bench.control.plan import ControlCell
+from ryzanstein.lab.bench.descriptors import raise_descriptor_limit
+from ryzanstein.lab.bench.router.load.connections import StreamLoad, connections, connections_for
+from ryzanstein.lab.bench.router.scripted.script import Script
+
+SCRIPT = Script(tokens=4, model="model-0")
+REST_S, WARM_S, AWAKE_S, LIMIT_S = 14.0, 3.0, 7.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a router did in some seconds."""
+
+    seconds: float
+    cpu_s: float
+    requests: int = 0
+    suspected: float = 0.0
+
+    @property
+    def cores(self) -> float:
+        return self.cpu_s / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Windows without load, with it, and right after it."""
+
+    quiet: Window
+    loaded: Window
+    awake: Window
+
+    @property
+    def request_us(self) -> float:
+        return self._us(self.awake)
+
+    @property
+    def with_beats_us(self) -> float:
+        return self._us(self.quiet)
+
+    @property
+    def requests_s(self) -> float:
+        return self.loaded.requests / self.loaded.seconds
+
+    def _us(self, less: Window) -> float:
+        return 1e6 * (self.loaded.cores - less.cores) / max(1.0, self.requests_s)
+
+
+class MeasuredRouter:
+    """The real router of a cluster."""
+
+    def __init__(self, cluster: ControlCluster) -> None:
+        (service,) = cluster.routers
+        assert service.process is not None
+        self._process = psutil.Process(service.process.pid)
+        self._metrics, self.port = service.metrics_port, service.port
+
+    def cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def suspected(self) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("ryzanstein_router_suspicions_total"))
+
+    async def window(self, seconds: float, load: StreamLoad | None = None) -> Window:
+        """Measures what is going on for so long."""
+        loop, suspected = asyncio.get_running_loop(), await asyncio.to_thread(self.suspected)
+        begun, cpu_s, answers = loop.time(), self.cpu_s(), 0 if load is None else load.so_far().answers
+        await asyncio.sleep(seconds)
+        num = 0 if load is None else load.so_far().answers - answers
+        took_s, cpu_s = loop.time() - begun, self.cpu_s() - cpu_s
+        return Window(took_s, cpu_s, num, await asyncio.to_thread(self.suspected) - suspected)
+
+
+async def measured(nodes: int, streams: list[int], seconds: float, rounds: int) -> dict[int, list[Round]]:
+    """Returns the rounds of each number of streams."""
+    with tempfile.TemporaryDirectory(prefix="many-nodes-") as folder:
+        async with control_cluster(ControlCell(nodes, 1), Path(folder)) as cluster:
+            await cluster.order("join", nodes=None)
+            async with asyncio.timeout(LIMIT_S):
+                while cluster.links != nodes:
+                    cluster.changed.clear()
+                    await cluster.changed.wait()
+            router = MeasuredRouter(cluster)
+            found: dict[int, list[Round]] = {num: [] for num in streams}
+            for _ in range(rounds):
+                for num in streams:
+                    found[num].append(await one_round(router, num, seconds))
+            return found
+
+
+async def one_round(router: MeasuredRouter, streams: int, seconds: float) -> Round:
+    await asyncio.sleep(REST_S)
+    quiet = await router.window(seconds)
+    async with connections(router.port, connections_for(streams)) as opened:
+        load = StreamLoad(opened, SCRIPT)
+        load.start(streams)
+        await asyncio.sleep(WARM_S)
+        loaded = await router.window(seconds, load)
+        tally = await load.stop(LIMIT_S)
+    assert not tally.problems, tally.problems[:3]
+    return Round(quiet, loaded, await router.window(AWAKE_S))
+
+
+def middle(rounds: list[Round], of: Callable[[Round], float]) -> float:
+    return statistics.median(map(of, rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs=2, default=[2, 1000])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    raise_descriptor_limit()
+    few, many = arguments.nodes
+    figures = {
+        nodes: uvloop.run(measured(nodes, arguments.streams, arguments.seconds, arguments.rounds)) for nodes in (few, many)
+    }
+    shown = Table("streams", "nodes", "request, us", "ratio", "with beats, us", "ratio", "requests/s", "suspected")
+    for streams in arguments.streams:
+        before = figures[few][streams]
+        for nodes, each in figures.items():
+            cells = [str(streams), f"{nodes:,}"]
+            for of in (lambda one: one.request_us, lambda one: one.with_beats_us):
+                us = middle(each[streams], of)
+                cells += [f"{us:,.0f}", f"{us / middle(before, of):.2f}"]
+            rate = middle(each[streams], lambda one: one.requests_s)
+            shown.add_row(*cells, f"{rate:,.0f}", f"{sum(one.loaded.suspected for one in each[streams]):,.0f}")
+    Console(width=120).print(shown)
+    if arguments.json:
+        plain = {
+            nodes: {num: [asdict(one) for one in rounds] for num, rounds in each.items()} for nodes, each in figures.items()
+        }
+        arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
