@@ -1,12 +1,13 @@
 """Measures what a request costs a router beside few and beside many nodes, as a ratio of one run.
 
-    .venv/bin/python lab/benchmarks/many_nodes.py [--nodes 2 1000] [--streams 1 8 64] [--seconds 10] [--rounds 3] [--json FILE]
+    .venv/bin/python lab/benchmarks/many_nodes.py [--nodes 2 1000] [--streams 1 8 64] [--users 4000] [--seconds 10] [--rounds 3]
+        [--json FILE]
 
 The cluster of `ryzanstein bench control` runs: a real orchestrator and router, and nodes without ranks that answer from a
-script, four tokens each. Every request has a key of its own, so all nodes get work. `request`: the router's processor time per
-request, in microseconds, less what it takes right after the load, while the nodes still beat as often as at work. `with beats`:
-less only what it takes while all nodes are quiet, so the beats of all nodes that few requests woke are in it. The median of the
-rounds counts. `suspected`: how often the router took a node for silent meanwhile.
+script, four tokens each. Each request is of the next of `--users`, whose name is its key; 0: of one who never asked. `request`:
+the router's processor time per request, in microseconds, less what it takes right after the load, while the nodes still beat as
+often as at work. `with beats`: less only what it takes while all nodes are quiet, so the beats of all nodes that few requests
+woke are in it. The median of the rounds counts. `suspected`: how often the router took a node for silent meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import json
 import statistics
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,7 @@ from ryzanstein.lab.bench.control.cluster import ControlCluster, control_cluster
 from ryzanstein.lab.bench.control.plan import ControlCell
 from ryzanstein.lab.bench.descriptors import raise_descriptor_limit
 from ryzanstein.lab.bench.router.load.connections import StreamLoad, connections, connections_for
+from ryzanstein.lab.bench.router.load.http2 import Http2Connection
 from ryzanstein.lab.bench.router.scripted.script import Script
 
 SCRIPT = Script(tokens=4, model="model-0")
@@ -74,6 +77,20 @@ class Round:
         return 1e6 * (self.loaded.cores - less.cores) / max(1.0, self.requests_s)
 
 
+class UsersLoad(StreamLoad):
+    """Keeps answers running, each of another user than the one before. `users` 0: of one who never asked."""
+
+    def __init__(self, connections: list[Http2Connection], users: int, asked: Iterator[int]) -> None:
+        super().__init__(connections, SCRIPT)
+        self._users, self._asked = users, asked
+
+    def _open(self, connection: Http2Connection) -> None:
+        number, request = next(self._asked), SCRIPT.request()
+        request.chat.user = f"user {number % self._users if self._users else number}"
+        self._message = request.SerializeToString()
+        super()._open(connection)
+
+
 class MeasuredRouter:
     """The real router of a cluster."""
 
@@ -102,7 +119,7 @@ class MeasuredRouter:
         return Window(took_s, cpu_s, num, await asyncio.to_thread(self.suspected) - suspected)
 
 
-async def measured(nodes: int, streams: list[int], seconds: float, rounds: int) -> dict[int, list[Round]]:
+async def measured(nodes: int, streams: list[int], users: int, seconds: float, rounds: int) -> dict[int, list[Round]]:
     """Returns the rounds of each number of streams."""
     with tempfile.TemporaryDirectory(prefix="many-nodes-") as folder:
         async with control_cluster(ControlCell(nodes, 1), Path(folder)) as cluster:
@@ -113,17 +130,18 @@ async def measured(nodes: int, streams: list[int], seconds: float, rounds: int) 
                     await cluster.changed.wait()
             router = MeasuredRouter(cluster)
             found: dict[int, list[Round]] = {num: [] for num in streams}
+            asked = count()
             for _ in range(rounds):
                 for num in streams:
-                    found[num].append(await one_round(router, num, seconds))
+                    found[num].append(await one_round(router, num, users, asked, seconds))
             return found
 
 
-async def one_round(router: MeasuredRouter, streams: int, seconds: float) -> Round:
+async def one_round(router: MeasuredRouter, streams: int, users: int, asked: Iterator[int], seconds: float) -> Round:
     await asyncio.sleep(REST_S)
     quiet = await router.window(seconds)
     async with connections(router.port, connections_for(streams)) as opened:
-        load = StreamLoad(opened, SCRIPT)
+        load = UsersLoad(opened, users, asked)
         load.start(streams)
         await asyncio.sleep(WARM_S)
         loaded = await router.window(seconds, load)
@@ -140,15 +158,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs=2, default=[2, 1000])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--users", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     raise_descriptor_limit()
     few, many = arguments.nodes
-    figures = {
-        nodes: uvloop.run(measured(nodes, arguments.streams, arguments.seconds, arguments.rounds)) for nodes in (few, many)
-    }
+    how = arguments.streams, arguments.users, arguments.seconds, arguments.rounds
+    figures = {nodes: uvloop.run(measured(nodes, *how)) for nodes in (few, many)}
     shown = Table("streams", "nodes", "request, us", "ratio", "with beats, us", "ratio", "requests/s", "suspected")
     for streams in arguments.streams:
         before = figures[few][streams]
