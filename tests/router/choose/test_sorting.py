@@ -166,7 +166,7 @@ def test_a_load_makes_no_new_order_and_another_member_does() -> None:
     assert nodes.able is able
     members.remove(NAMES[0])
     assert list(nodes.order(b"k", nodes.able)) == ranked(b"k", NAMES[1:])
-    assert (len(memory.heads), len(memory.whole)) == (2, 2)
+    assert (len(memory.heads), len(memory.whole)) == (1, 2)
 
 
 def test_another_capacity_makes_a_new_order_where_capacities_count() -> None:
@@ -179,18 +179,24 @@ def test_another_capacity_makes_a_new_order_where_capacities_count() -> None:
         both.happen(NodeView("n3", "m", NodeState.READY, Load(capacity=capacity)))
 
 
-def test_a_known_key_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many nodes were hashed, each time that some were."""
+    numbers: list[int] = []
 
     def counted(key: bytes, names: Any) -> list[bytes]:
         found = weights(key, names)
-        hashed.append(len(found))
+        numbers.append(len(found))
         return found
 
     from ryzanstein.router.choose import members as module
 
     weights = module.weights
     monkeypatch.setattr(module, "weights", counted)
+    return numbers
+
+
+def test_a_known_key_is_not_hashed_again(hashed: list[int]) -> None:
     both = Both("affinity")
     for number in range(1000):
         both.happen(NodeView(f"n{number}", "m", NodeState.READY, Load(capacity=8)))
@@ -201,8 +207,44 @@ def test_a_known_key_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert hashed == [1000]
 
 
+def test_a_known_key_follows_some_changes_without_a_look_at_all_nodes(hashed: list[int]) -> None:
+    members = Members()
+    names = [f"n{number}" for number in range(200)]
+
+    def put(name: str, capacity: int = 8) -> None:
+        members.put(NodeView(name, "m", NodeState.READY, Load(capacity=capacity)))
+
+    def first() -> list[int]:
+        """Asks for the key's first four nodes, and returns how many were hashed for that."""
+        hashed.clear()
+        nodes, _ = members.divided
+        assert [next(order) for order in [nodes.order(b"k", nodes.able)] for _ in range(4)] == ranked(b"k", names)[:4]
+        return list(hashed)
+
+    for name in names:
+        put(name)
+    assert first() == [200]
+    ahead = next(name for name in (f"m{number}" for number in range(1000)) if ranked(b"k", [*names, name])[0] == name)
+    for name in (ahead, "l1", "l2"):
+        put(name)
+        names.append(name)
+    assert (first(), first()) == ([4 + 3], [])
+    last = ranked(b"k", names)[-1]
+    put(last, capacity=4)
+    members.remove(last)
+    names.remove(last)
+    assert first() == []
+    members.remove(ahead)
+    names.remove(ahead)
+    assert first() == [201]
+    for number in range(70):
+        put(f"k{number}")
+        names.append(f"k{number}")
+    assert first() == [271]
+
+
 def test_the_memory_of_keys_is_bounded_and_forgets_what_was_not_asked_for_longest() -> None:
-    heads = RecentOrders(max_entries=3)
+    heads = RecentOrders[tuple[str, ...]](max_entries=3)
     for key in range(5):
         heads.put(key, (str(key),))
         heads.find(2)

@@ -6,54 +6,61 @@ seldom change, make a new version and new orders.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
-from typing import Self
+from itertools import islice
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from ryzanstein.router.choose.node_view import NodeView
 from ryzanstein.router.choose.rendezvous import scaled, weights
 
 _HEAD = 4  # nodes of a key: its own, its backup, and two where these are away or have failed
 _FEW = 8  # of so many nodes, one is scored for itself
+_FOLLOWED = 64  # changes of the nodes after which the head of a key is brought up to date, and not made anew
+
+_Order = TypeVar("_Order")
 
 
-class RecentOrders:
-    """Orders of recently asked keys. Above `max_entries` it forgets those that were not asked for longest.
-
-    A key has a version of the nodes in it, so that what is remembered of an earlier version is not found
-    any more.
-    """
+class RecentOrders(Generic[_Order]):
+    """Orders of recently asked keys. Above `max_entries` it forgets those that were not asked for longest."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._orders: OrderedDict[Hashable, tuple[str, ...]] = OrderedDict()
+        self._orders: OrderedDict[Hashable, _Order] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._orders)
 
-    def find(self, key: Hashable) -> tuple[str, ...] | None:
+    def find(self, key: Hashable) -> _Order | None:
         order = self._orders.get(key)
         if order is not None:
             self._orders.move_to_end(key)
         return order
 
-    def put(self, key: Hashable, order: tuple[str, ...]) -> None:
+    def put(self, key: Hashable, order: _Order) -> None:
         self._orders[key] = order
         if len(self._orders) > self._max_entries:
             self._orders.popitem(last=False)
+
+
+class FirstNodes(NamedTuple):
+    """The first nodes of a key, after so many changes of its group."""
+
+    num_changes: int
+    node_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OrderMemory:
     """What a router remembers of keys, of all models together."""
 
-    heads: RecentOrders = field(default_factory=partial(RecentOrders, 65_536))
-    """The first nodes of each: about 300 bytes a key, 20 MB in all."""
-    whole: RecentOrders = field(default_factory=partial(RecentOrders, 64))
-    """All nodes of those whose first ones did not suffice: 8 bytes a node."""
+    heads: RecentOrders[FirstNodes] = field(default_factory=partial(RecentOrders[FirstNodes], 65_536))
+    """The first nodes of each: about 400 bytes a key, 26 MB in all."""
+    whole: RecentOrders[tuple[str, ...]] = field(default_factory=partial(RecentOrders[tuple[str, ...]], 64))
+    """All nodes of those whose first ones did not suffice: 8 bytes a node. Their keys have the version of the nodes in them."""
 
 
 class NodeGroup:
@@ -70,7 +77,9 @@ class NodeGroup:
         self.relative_loads: dict[str, float] = {}
         self.version = object()
         """Another one after each change of the nodes or their capacities."""
-        self._memory = memory
+        self._memory, self._identity = memory, object()
+        self._num_changes, self._changed = 0, deque[str](maxlen=_FOLLOWED)
+        """How often nodes came, went or got another capacity, and which ones last."""
         self._num_sequences = self._num_capacity = 0
         # Made when they are asked for after a change.
         self._able: frozenset[str] | None = None
@@ -83,7 +92,7 @@ class NodeGroup:
         before, was_usable = self.views.get(node_id), node_id in self.sequences
         self.views[node_id] = view
         if before is None or before.capacity != view.capacity:
-            self._renew()
+            self._renew(node_id)
         if before is not None and was_usable:
             self._discount(before)
         if usable:
@@ -96,7 +105,7 @@ class NodeGroup:
         """Removes a node, if it is there."""
         before = self.views.pop(node_id, None)
         if before is not None:
-            self._renew()
+            self._renew(node_id)
             self.wanted.discard(node_id)
             if node_id in self.sequences:
                 self._discount(before)
@@ -135,28 +144,59 @@ class NodeGroup:
 
     def order(self, key: bytes, node_ids: Collection[str], *, weighted: bool = False) -> Iterator[str]:
         """Yields these of the nodes in the key's order; `weighted`: each node has keys in proportion to its capacity."""
-        head = self._first(_HEAD, self._memory.heads, key, weighted)
+        head = self._head(key, weighted)
         yield from (node_id for node_id in head if node_id in node_ids)
         if len(head) < _HEAD:
             return
         if len(node_ids) > len(self.views) // _FEW:
             # If the first nodes of a key are full, they are so for the next request with this key too.
-            whole = self._first(len(self.views), self._memory.whole, key, weighted)
+            whole = self._whole(key, weighted)
             yield from (node_id for node_id in whole if node_id in node_ids and node_id not in head)
         else:
             few = [node_id for node_id in node_ids if node_id in self.views and node_id not in head]
             yield from self._best(len(few), key, few, map(str.encode, few), weighted)
 
-    def _first(self, num: int, memory: RecentOrders, key: bytes, weighted: bool) -> tuple[str, ...]:
-        """Returns so many nodes, those that come first for the key."""
+    def _head(self, key: bytes, weighted: bool) -> tuple[str, ...]:
+        """Returns the first nodes of a key."""
+        asked = self._identity, key, weighted
+        known = self._memory.heads.find(asked)
+        if known is not None and known.num_changes == self._num_changes:
+            return known.node_ids
+        head = None if known is None else self._followed(known, key, weighted)
+        if head is None:
+            head = self._first(_HEAD, key, weighted)
+        self._memory.heads.put(asked, FirstNodes(self._num_changes, head))
+        return head
+
+    def _followed(self, known: FirstNodes, key: bytes, weighted: bool) -> tuple[str, ...] | None:
+        """Returns a head as it is after the changes since; None: it takes a look at all nodes.
+
+        A node that came may belong to the head. One that went, and did not, changes nothing.
+        """
+        behind = self._num_changes - known.num_changes
+        if behind > len(self._changed):
+            return None
+        changed = set(islice(reversed(self._changed), behind))
+        if any(node_id in changed and (weighted or node_id not in self.views) for node_id in known.node_ids):
+            return None
+        came = [node_id for node_id in changed if node_id in self.views and node_id not in known.node_ids]
+        candidates = (*known.node_ids, *came)
+        return self._best(_HEAD, key, candidates, map(str.encode, candidates), weighted) if came else known.node_ids
+
+    def _whole(self, key: bytes, weighted: bool) -> tuple[str, ...]:
+        """Returns all nodes in the key's order."""
         asked = self.version, key, weighted
-        first = memory.find(asked)
-        if first is None:
-            if self._names is None:
-                self._names = tuple(map(str.encode, self.views))
-            first = self._best(num, key, self.views, self._names, weighted)
-            memory.put(asked, first)
-        return first
+        whole = self._memory.whole.find(asked)
+        if whole is None:
+            whole = self._first(len(self.views), key, weighted)
+            self._memory.whole.put(asked, whole)
+        return whole
+
+    def _first(self, num: int, key: bytes, weighted: bool) -> tuple[str, ...]:
+        """Returns so many nodes, those that come first for the key."""
+        if self._names is None:
+            self._names = tuple(map(str.encode, self.views))
+        return self._best(num, key, self.views, self._names, weighted)
 
     def _best(self, num: int, key: bytes, node_ids: Collection[str], names: Iterable[bytes], weighted: bool) -> tuple[str, ...]:
         plain = weights(key, names)
@@ -166,8 +206,10 @@ class NodeGroup:
             scores = [scaled(int.from_bytes(each, "big"), own) for each, own in zip(plain, capacities, strict=True)]
         return tuple(node_id for _, node_id in nlargest(num, zip(scores, node_ids, strict=True)))
 
-    def _renew(self) -> None:
+    def _renew(self, node_id: str) -> None:
         self.version, self._names = object(), None
+        self._num_changes += 1
+        self._changed.append(node_id)
 
     def _count(self, view: NodeView) -> None:
         self.sequences[view.node_id] = view.sequences
