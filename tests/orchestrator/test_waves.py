@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ryzanstein.cluster import Deployment, Load, LoadProgress, ModelNeed, ModelReport, Node, NodeState, RolloutLimits
+from ryzanstein.cluster import (
+    MODEL_CHANGES,
+    Deployment,
+    Load,
+    LoadProgress,
+    ModelNeed,
+    ModelReport,
+    Node,
+    NodeState,
+    RolloutLimits,
+)
 from ryzanstein.orchestrator.placing.rolling import RollingChanges
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 
@@ -366,6 +376,7 @@ def test_none_begins_before_all_nodes_are_known() -> None:
         ModelReport("m", "/old", 1, READY, next_revision=2, next_state=STARTING),
         ModelReport("m", "/new", 2, STARTING),
         ModelReport("m", "/old", 1, NodeState.RECOVERING),
+        ModelReport("m", "/new", 2, NodeState.DRAINING, reason=f"draining: {MODEL_CHANGES}"),
     ],
 )
 def test_a_newer_revision_waits_for_nodes_that_do_not_serve_or_still_change_to_the_one_before(busy: ModelReport) -> None:

@@ -139,4 +139,4 @@ def is_away(node: Node, deployment: Deployment) -> bool:
 def drains(node: Node, model: str) -> bool:
     """Whether a node takes no work, and not because of a change: it would load a revision and stay so."""
     report = node.report(model)
-    return report is not None and report.state is NodeState.DRAINING and report.reason != MODEL_CHANGES
+    return report is not None and report.state is NodeState.DRAINING and MODEL_CHANGES not in report.reason
