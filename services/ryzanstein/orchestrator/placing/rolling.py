@@ -11,16 +11,17 @@ nothing moves any more, the others keep what they serve.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from ryzanstein.cluster import Deployment, Node, NodeState
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.placement import Assigned, Failed, NodeNeeds
+from ryzanstein.orchestrator.placing.places import WavePlaces
 from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.orchestrator.placing.waves import Wave, adopts, drains, is_away, is_changing, kept, loads_beside
 
@@ -30,9 +31,7 @@ log = structlog.get_logger(__name__)
 _OLDER_NODE_STARTS_S = 3.0
 _DEMAND_S = 60.0
 _MAX_LISTED = 4
-_BEATS_TO_SHOW = 2
-# A node that vanished while it changed may be cut off from the orchestrator alone, and change on.
-_GONE_S = 60.0
+_UNSEEN_S = 60.0
 _NONE_TO_SPARE = "no replica can be spared: what stays ready would not hold what runs and waits"
 
 
@@ -47,30 +46,19 @@ class _Told:
 
 @dataclass(slots=True)
 class _Change:
-    """What is remembered of the change of one model to a revision. `turns`: nodes that were told to change, and have not."""
+    """What is remembered of the change of one model to a revision, besides which nodes may be changing."""
 
     revision: int
     began_at: float
     moved_at: float
-    turns: set[str] = field(default_factory=set)
     ready_since: dict[str, float] = field(default_factory=dict)
     any_ready: bool = False
     """Whether a node was ready with it at any time."""
     most_members: int = 0
     """The most members that were seen at once: a share is one of them, also while some are away."""
-    beside: dict[str, bool] = field(default_factory=dict)
-    """Whether those that were told to change load the new revision beside the earlier one."""
     seen: object = None
     demands: deque[tuple[float, int]] = field(default_factory=deque)
     """Times, and what ran and waited then: the largest first, each later one smaller."""
-    busy: set[str] = field(default_factory=set)
-    """Nodes that changed at the last look, or had changed only just."""
-    told: dict[str, set[float]] = field(default_factory=dict)
-    """Nodes that were told to change to an earlier revision, which they may have begun, and the times of their beats since."""
-    gone: dict[str, float] = field(default_factory=dict)
-    """Those of them that are no members any more, and when that was seen."""
-    parting: dict[str, set[float]] = field(default_factory=dict)
-    """Nodes that changed when they were to drain, and the times of their beats since."""
     full_since: float | None = None
     """When it was first seen that no replica can be spared."""
     waits_for: str = ""
@@ -84,6 +72,7 @@ class RollingChanges:
         self._bounds = bounds or RolloutBounds()
         self.halts = halts or Halts()
         self._changes: dict[str, _Change] = {}
+        self._places: dict[str, WavePlaces] = {}
         self._told: dict[tuple[str, str], _Told] = {}
         self._all_known = True
         self._unseen: Mapping[str, float] = {}
@@ -96,8 +85,8 @@ class RollingChanges:
 
     def left(self, node_id: str) -> None:
         """Notes that a node has left, so that it changes no more."""
-        for change in self._changes.values():
-            change.busy.discard(node_id)
+        for places in self._places.values():
+            places.leave(node_id)
 
     def unseen(self, node_ids: Collection[str]) -> None:
         """Notes nodes that were members of an earlier orchestrator, and are not back: they may be changing."""
@@ -127,6 +116,7 @@ class RollingChanges:
         self.outdated = {d.model: tuple(node.node_id for node in waiting) for d, waiting in outdated.items() if waiting}
         self._outdated = {model: frozenset(node_ids) for model, node_ids in self.outdated.items()}
         self._changes = {model: change for model, change in self._changes.items() if model in self.outdated}
+        self._places = {d.model: self._places.get(d.model) or WavePlaces() for d in members}
         num_failed = defaultdict[str, int](int)
         for _, model in failed:
             num_failed[model] += 1
@@ -164,16 +154,13 @@ class RollingChanges:
 
     def leaves(self, node: Node, deployment: Deployment) -> bool:
         """Whether a node was told to unload the earlier revision, which it may still serve."""
-        change = self._changes.get(deployment.model)
-        if change is None or node.node_id not in change.turns:
+        if not (self._has_turn(node, deployment) and self._is_outdated(node, deployment)):
             return False
-        return not (change.beside.get(node.node_id) or is_changing(node, deployment))
+        return not (self._places[deployment.model].loads_beside(node.node_id) or is_changing(node, deployment))
 
     def instructed(self, node: Node, deployment: Deployment) -> Deployment:
         """Returns what a node should serve now: the deployment, or what it has until its turn."""
-        change = self._changes.get(deployment.model)
-        has_turn = change is not None and node.node_id in change.turns
-        waits = node.node_id in self._outdated.get(deployment.model, ()) and not has_turn
+        waits = node.node_id in self._outdated.get(deployment.model, ()) and not self._has_turn(node, deployment)
         if not node.plural:
             return self._tell(node, deployment, waits)
         report = node.report(deployment.model)
@@ -186,6 +173,11 @@ class RollingChanges:
             return False
         return report.revision == deployment.revision if node.plural else not self._is_outdated(node, deployment)
 
+    def _has_turn(self, node: Node, deployment: Deployment) -> bool:
+        """Whether a node was told to change to this revision, or has it already."""
+        places = self._places.get(deployment.model)
+        return places is not None and places.is_told(node.node_id, deployment.revision)
+
     def _surge(self, deployment: Deployment, holders: Sequence[Node], needs: NodeNeeds) -> int:
         """Returns as many as have changed, and one more: the waves grow as others do."""
         halt, change = self.halts.find(deployment), self._changes.get(deployment.model)
@@ -194,7 +186,7 @@ class RollingChanges:
         outdated = [node for node in holders if not node.drain_requested and self._is_outdated(node, deployment)]
         beside = self._beside(deployment, needs)
         in_place = sum(not beside(node) for node in outdated)
-        changed = 0 if change is None or change.revision != deployment.revision else self._num_steady(change, deployment)
+        changed = 0 if change is None or change.revision != deployment.revision else len(self._known_steady(change, deployment))
         # What another orchestrator gave the model to, or is ready only just, keeps it.
         have = sum(is_changing(node, deployment) or not self._is_outdated(node, deployment) for node in holders)
         return 0 if changed >= deployment.replicas else min(deployment.surge, max(changed + 1, have), in_place)
@@ -214,15 +206,14 @@ class RollingChanges:
         """Returns the memory that a node's other models are about to take, besides what they have now."""
         promised = 0
         for deployment in self._assigned.get(node.node_id, ()):
-            report, change = node.report(deployment.model), self._changes.get(deployment.model)
+            report = node.report(deployment.model)
             need = needs.get(node.node_id, {}).get(deployment.path)
             if deployment.model == but or need is None:
                 continue
-            has_turn = change is not None and node.node_id in change.turns
             if report is None or is_changing(node, deployment):
                 promised += need.bytes
-            elif has_turn and report.revision != deployment.revision and not adopts(report, deployment):
-                beside = change is not None and change.beside.get(node.node_id)
+            elif self._has_turn(node, deployment) and report.revision != deployment.revision and not adopts(report, deployment):
+                beside = self._places[deployment.model].loads_beside(node.node_id)
                 promised += need.bytes if beside else max(0, need.bytes - report.memory_bytes)
         return promised
 
@@ -231,84 +222,80 @@ class RollingChanges:
     ) -> None:
         """Gives turns to as many nodes as the wave has places for."""
         bounds, change = self._bounds.of(deployment), self._change_of(deployment)
-        waiting = {node.node_id: node for node in outdated}
+        steady, places = self._steady(change, deployment, members), self._places[deployment.model]
         # A node that has unloaded the earlier revision may report nothing for a moment, as one that is to have its first one.
-        absent = {node.node_id for node in members if node.report(deployment.model) is None}
-        change.turns &= waiting.keys() | absent
-        change.turns |= {node.node_id for node in outdated if is_changing(node, deployment)}
-        loading = {node.node_id for node in members if self._is_loading(node, deployment)}
-        loading |= {node.node_id for node in members if node.plural and node.node_id in absent - change.turns}
-        steady = self._steady(change, deployment, members)
-        self._note_progress(change, deployment, members, change.turns | loading)
+        waiting = {node.node_id for node in outdated} | {n.node_id for n in members if n.report(deployment.model) is None}
+        shows = partial(self._shows, change.ready_since.keys() - steady, deployment)
+        places.look(deployment, members, self._nodes, waiting=waiting, shows=shows, now=self._now())
+        changing = places.told(deployment.revision) & {node.node_id for node in members} - change.ready_since.keys()
+        self._note_progress(change, deployment, members, changing)
         floor = self._floor(deployment, members)
-        wave = Wave(deployment, members, change.turns | loading, self._beside(deployment, needs), floor)
+        wave = Wave(deployment, members, changing, self._beside(deployment, needs), floor)
         needed = self._demand(change, members, deployment.model) * bounds.headroom
-        places = min(self._bounds.places(deployment, len(members)), steady + 1)
-        places -= len(change.turns) + len(loading) + len(change.ready_since) - steady
-        places -= self._num_gone(change) + self._num_parting(change, members)
-        why = self._halted(change, deployment, members, num_failed, busy=change.turns | loading)
-        idle = not (why or change.turns or loading)
-        free = [node for node in outdated if node.node_id not in change.turns and not drains(node, deployment.model)]
+        spare = min(self._bounds.places(deployment, len(members)), len(steady) + 1)
+        spare -= len(places.node_ids | self._not_back().keys())
+        why = self._halted(change, deployment, members, num_failed, busy=changing)
+        free = [node for node in outdated if node.node_id not in changing and not drains(node, deployment.model)]
         candidates = [] if why or not self._all_known else free
         if (len(members) > 1 or deployment.surge) and self._now() - change.began_at < bounds.min_ready_s:
             # What the model can spare is not known yet, and other nodes may still measure whether they can stand in.
             candidates = [node for node in candidates if wave.beside(node)]
-        if 0 < deployment.replicas <= steady:
+        if 0 < deployment.replicas <= len(steady):
             candidates = []  # enough have changed: the others lose the model
-        # One that loads another revision, or serves none, has a place already.
-        away = {node.node_id for node in free if self._may_have_begun(change, node) or is_away(node, deployment)}
-        chosen = wave.choose([node for node in candidates if node.node_id in away], places, needed)
-        places -= len(away)
-        chosen += wave.choose([node for node in candidates if node.node_id not in away], places, needed)
+        chosen = self._choose(deployment, wave, free, candidates, spare=spare, needed=needed)
         change.full_since = None if chosen else change.full_since
-        if candidates and places > 0 and not chosen:
+        if candidates and spare > 0 and not chosen:
             why = _NONE_TO_SPARE if any(map(wave.leaves_floor, candidates)) else self._at_floor(deployment, floor)
-            if idle and self._may_take_anyway(change, deployment, members):
+            if not changing and self._may_take_anyway(change, deployment, members):
                 chosen = [node for node in wave.ordered(candidates) if wave.leaves_floor(node)][:1]
                 why = "" if chosen else why
-        change.beside |= {node.node_id: wave.beside(node) for node in chosen}
-        change.turns |= {node.node_id for node in chosen}
-        change.busy = change.turns | loading
+        for node in chosen:
+            places.tell(node.node_id, deployment.revision, beside=wave.beside(node))
         if why != change.waits_for:
             log.info("change of a model", model=deployment.model, revision=deployment.revision, waits_for=why)
             change.waits_for = why
 
-    def _may_have_begun(self, change: _Change, node: Node) -> bool:
-        """Whether a node may change to a revision that it was told of just before it was replaced by this one.
+    def _choose(
+        self,
+        deployment: Deployment,
+        wave: Wave,
+        free: Iterable[Node],
+        candidates: Sequence[Node],
+        *,
+        spare: int,
+        needed: float,
+    ) -> list[Node]:
+        """Returns the candidates that change now. First come those that have a place already; `spare` more are left.
 
-        Its second report from then on says so: the answer to the first one at the latest took that back.
+        While there are too many, one that may serve after all gets no turn: it would be one more.
         """
-        if (beats := change.told.get(node.node_id)) is None:
-            return False
-        beats.add(node.beat_time)
-        if len(beats) > _BEATS_TO_SHOW:
-            del change.told[node.node_id]
-        return node.node_id in change.told
+        held = self._places[deployment.model].node_ids
+        away = {node.node_id for node in free if node.node_id in held and is_away(node, deployment)}
+        doubtful = {node.node_id: node for node in free if node.node_id in held and node.node_id not in away}
+        chosen = wave.choose([node for node in candidates if node.node_id in away], spare + len(away), needed)
+        if spare >= 0:
+            again = wave.choose([node for node in candidates if node.node_id in doubtful], len(doubtful), needed)
+            chosen += [doubtful.pop(node.node_id) for node in again]
+        for node in doubtful.values():
+            wave.take(node)  # it may be unloading what it serves
+        return chosen + wave.choose([node for node in candidates if node.node_id not in held], spare, needed)
 
-    def _num_gone(self, change: _Change) -> int:
-        """Returns how many nodes vanished while they changed, and may be changing still."""
-        now = self._now()
-        change.gone |= dict.fromkeys(change.busy - self._nodes.keys() - change.gone.keys(), now)
-        change.gone = {n: since for n, since in change.gone.items() if n not in self._nodes and since > now - _GONE_S}
-        self._unseen = {n: since for n, since in self._unseen.items() if n not in self._nodes and since > now - _GONE_S}
-        return len(change.gone.keys() | self._unseen.keys())
+    def _shows(self, unsteady: Set[str], deployment: Deployment, node: Node) -> int | None:
+        """Returns the revision to which a node changes by its report, or has changed only just; None: it does not."""
+        report = node.report(deployment.model)
+        if report is None:
+            return deployment.revision if node.plural else None
+        if node.node_id in unsteady or is_changing(node, deployment) or self._is_loading(node, deployment):
+            return deployment.revision
+        if self._is_outdated(node, deployment) and is_away(node, deployment) and not drains(node, deployment.model):
+            return report.next_revision or report.revision
+        return None
 
-    def _num_parting(self, change: _Change, members: Iterable[Node]) -> int:
-        """Returns how many nodes changed when they were to drain, and may not have heard of that.
-
-        The answer to the first report from then on says it, so the second one shows that it came.
-        """
-        ids = {node.node_id for node in members}
-        for node_id in change.busy - ids:
-            if node_id in self._nodes and self._nodes[node_id].drain_requested:
-                change.parting.setdefault(node_id, set())
-        for node_id in [*change.parting]:
-            node, beats = self._nodes.get(node_id), change.parting[node_id]
-            if node is not None:
-                beats.add(node.beat_time)
-            if node is None or node_id in ids or len(beats) > _BEATS_TO_SHOW:
-                del change.parting[node_id]
-        return len(change.parting)
+    def _not_back(self) -> Mapping[str, float]:
+        """Returns the nodes that were members of an earlier orchestrator, and may be changing still."""
+        since = self._now() - _UNSEEN_S
+        self._unseen = {n: at for n, at in self._unseen.items() if n not in self._nodes and at > since}
+        return self._unseen
 
     def _may_take_anyway(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> bool:
         """Whether one node may change although the model cannot spare it, and no other one changes now.
@@ -324,25 +311,22 @@ class RollingChanges:
     def _change_of(self, deployment: Deployment) -> _Change:
         known = self._changes.get(deployment.model)
         if known is None or known.revision != deployment.revision:
-            before, known = known, _Change(deployment.revision, self._now(), self._now())
-            if before is not None:  # what changed to another revision, and vanished, may be changing still
-                known.busy, known.gone, known.parting = before.busy, before.gone, before.parting
-                known.told = {node_id: before.told.get(node_id, set()) for node_id in before.turns | before.told.keys()}
+            known = _Change(deployment.revision, self._now(), self._now())
             self._changes[deployment.model] = known
         return known
 
-    def _steady(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> int:
-        """Returns how many members have been ready with the new revision for long enough."""
+    def _steady(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> Set[str]:
+        """Returns the members that have been ready with the new revision for long enough."""
         now = self._now()
         ready = [node.node_id for node in members if self.is_ready(node, deployment)]
         change.ready_since = {node_id: change.ready_since.get(node_id, now) for node_id in ready}
         change.any_ready |= bool(ready)
         change.most_members = max(change.most_members, len(members))
-        return self._num_steady(change, deployment)
+        return self._known_steady(change, deployment)
 
-    def _num_steady(self, change: _Change, deployment: Deployment) -> int:
+    def _known_steady(self, change: _Change, deployment: Deployment) -> Set[str]:
         since = self._now() - self._bounds.of(deployment).min_ready_s
-        return sum(each <= since for each in change.ready_since.values())
+        return {node_id for node_id, each in change.ready_since.items() if each <= since}
 
     def _note_progress(self, change: _Change, deployment: Deployment, members: Sequence[Node], busy: set[str]) -> None:
         """Notes when something moved of what changes: others that come and go are no progress."""
@@ -382,12 +366,10 @@ class RollingChanges:
 
     def _unlike(self, change: _Change, deployment: Deployment, members: Sequence[Node]) -> str:
         """Returns which members have been ready with the new revision, but of different files; empty: none are known to."""
-        since = self._now() - self._bounds.of(deployment).min_ready_s
-        first: dict[str, str] = {}
+        steady, first = self._known_steady(change, deployment), dict[str, str]()
         for node in members:
             report = node.report(deployment.model)
-            steady = change.ready_since.get(node.node_id, math.inf) <= since
-            if report is not None and steady and report.state is NodeState.READY and report.content:
+            if report is not None and node.node_id in steady and report.state is NodeState.READY and report.content:
                 first.setdefault(report.content, node.node_id)
         if len(first) < 2:
             return ""
