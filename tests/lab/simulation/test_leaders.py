@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.lab.simulation.test_simulation import one, simulated
 
+from ryzanstein.lab.simulation.leaders.leader_checks import may_be
+from ryzanstein.lab.simulation.leaders.operator import Said
 from ryzanstein.lab.simulation.planning.drawing import plan
 from ryzanstein.lab.simulation.planning.plan import LEADER_FAULTS, LEADERS_FROM, Kind
 
@@ -165,3 +167,22 @@ def test_the_largest_seeds_have_several_orchestrators_and_only_they() -> None:
     rates = [rate for each in planned if each.leaders is not None for rate in each.leaders.rates]
     assert min(rates) < 0.6
     assert max(rates) > 1.8
+
+
+@pytest.mark.parametrize(
+    ("said", "forgot_at", "allowed"),
+    [
+        ("ab", [], {"b"}),
+        ("a?", [], {"a", "b", ""}),
+        ("ab", [2.5], {"a", "b"}),
+        ("ab", [5.0], {"b"}),
+        ("a", [1.5], {"a", ""}),
+        ("a", [5.0], {"a"}),
+    ],
+)
+def test_what_was_accepted_must_be_stored_unless_redis_may_have_forgotten_it(
+    said: str, forgot_at: list[float], allowed: set[str]
+) -> None:
+    """Each was asked at 1.0, 2.0 and so on, and answered 0.1 s later; ? was not answered."""
+    answers = [Said(at, at + 0.1, each != "?", None if each == "?" else each) for at, each in enumerate(said, 1)]
+    assert {value for value in ("a", "b", "") if may_be(answers, value, forgot_at)} == allowed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,22 +168,11 @@ class LeaderChecks:
             return  # a drain is of one process of the node
         row = self._redis.hash_of(_KEY.format(kind)).get(name)
         revision = None if row is None else said_of(json.loads(row)) if kind == "deployments" else name
-        allowed = said[self._last_sure(said) :]
-        first = not any(each.sure for each in said[: len(said) - len(allowed) + 1])
-        fits = any(each.value is None or each.value == (revision or "") for each in allowed) or (first and revision is None)
+        fits = may_be(said, revision or "", self._redis.forgot_at)
         key = f"{kind} {name}"
         if not fits and key not in self._lost:
             self._lost.add(key)
             self._checks.violated(BrokenPromise.ACCEPTED, f"{key} is {revision}, {said[-1]} was said")
-
-    def _last_sure(self, said: list[Said]) -> int:
-        """Returns the last that Redis cannot have forgotten."""
-        sure = [number for number, each in enumerate(said) if each.sure and not self._may_be_forgotten(each)]
-        return sure[-1] if sure else 0
-
-    def _may_be_forgotten(self, said: Said) -> bool:
-        # It was written between the question and the answer.
-        return any(said.asked_at <= at and at - FORGETS_S <= said.at for at in self._redis.forgot_at)
 
     def _look_at_refusals(self) -> None:
         """Checks that a new leader has the refusals of the one before, for no longer than that one had them."""
@@ -237,6 +226,23 @@ class LeaderChecks:
     @property
     def _now(self) -> float:
         return self._cluster.loop.now
+
+
+def may_be(said: list[Said], value: str, forgot_at: Sequence[float]) -> bool:
+    """Whether a value may be stored, empty for none, after what was said and the times at which Redis forgot.
+
+    It is the last one that was accepted and that Redis cannot have forgotten, or one said later. Without such a one nothing may
+    be stored, too.
+    """
+    # It was written between the question and the answer.
+    kept = [
+        number
+        for number, each in enumerate(said)
+        if each.sure and not any(each.asked_at <= at and at - FORGETS_S <= each.at for at in forgot_at)
+    ]
+    if not kept and not value:
+        return True
+    return any(each.value is None or each.value == value for each in said[kept[-1] if kept else 0 :])
 
 
 def _acts(deployed: DeployedModels, instruction: Instruction) -> list[str]:
