@@ -187,10 +187,11 @@ class LeaderChecks:
             for key, (since, ends, refusal) in self._refused.items():
                 self._compare(control, key, self._refusing_at - since, ends - now + awake, refusal)
         self._refusing_at = now
+        can_store = self._redis.answers(leading[0])
         self._refused = {
             key: (
-                # What became known while Redis is away, the leader cannot store.
-                self._refused[key][0] if key in self._refused and not self._redis.is_away else now,
+                # What became known while Redis does not answer the leader, that one cannot store.
+                self._refused[key][0] if key in self._refused and can_store else now,
                 now + each.expires - awake,
                 Refusal(each.incarnation, each.revision),
             )

@@ -29,6 +29,7 @@ URL = f"redis://{HOST}:6379"
 FORGETS_S = 1.0
 """What a server that took over may lack: its last writes of so long."""
 _REPEAT_S = 0.2
+_SILENT_S = 0.3
 _TOO_LATE_S = 15.0
 _BARE = Context()
 
@@ -44,7 +45,8 @@ class SimulatedRedis:
         self.on_command: list[Callable[[Process, str], None]] = []
         self.forgot_at: list[float] = []
         self._before: deque[tuple[float, Data]] = deque()
-        self._waiting: dict[asyncio.Future[Any], None] = {}
+        self._waiting: dict[asyncio.Future[Any], tuple[Process, float]] = {}
+        """The commands without an answer, of whom each is, and when it was sent."""
 
     def client(self, process: Process) -> SimulatedRedisClient:
         """Returns a client that a process opens."""
@@ -66,10 +68,15 @@ class SimulatedRedis:
         for answer in list(self._waiting):
             self._answer(answer, RedisConnectionError("Connection closed by server."))
 
+    def answers(self, process: Process) -> bool:
+        """Whether it answers a client: it is there, and no command of that client has waited for long."""
+        waits = any(client is process and self.loop.now - sent_at > _SILENT_S for client, sent_at in self._waiting.values())
+        return not (self.is_away or waits)
+
     def send(self, process: Process, work: Callable[[Data], Any]) -> asyncio.Future[Any]:
         """Sends a command. The answer may never come; the command may be done later."""
         answer: asyncio.Future[Any] = self.loop.create_future()
-        self._waiting[answer] = None
+        self._waiting[answer] = process, self.loop.now
         answer.add_done_callback(lambda _: self._waiting.pop(answer, None))
         resent = self.rng.random() < 0.5
         self.loop.call_after(
