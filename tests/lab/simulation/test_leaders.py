@@ -84,7 +84,7 @@ RedisStore.save_refusals = save
     ),
     "a new leader that changes nodes before all are back": (
         "ROLLOUT",
-        3,
+        9,
         _KILLS,
         """
 from ryzanstein.orchestrator.placing.rolling import RollingChanges
@@ -99,6 +99,14 @@ RollingChanges.update = lambda self, *args, all_known: update(self, *args)
         """
 from ryzanstein.orchestrator.placing import rolling
 rolling.is_away = lambda node, deployment: False
+from ryzanstein.orchestrator.placing.rolling import RollingChanges, WavePlaces
+change_of = RollingChanges._change_of
+def forgetful(self, deployment):
+    known = self._changes.get(deployment.model)
+    if known is None or known.revision != deployment.revision:
+        self._places[deployment.model] = WavePlaces()
+    return change_of(self, deployment)
+RollingChanges._change_of = forgetful
 """,
     ),
     "standbys that do not take the lease of one that died": (
