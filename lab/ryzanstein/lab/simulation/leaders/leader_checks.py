@@ -60,6 +60,8 @@ class LeaderChecks:
         self._refusing_at = 0.0
         """When a leader was last seen."""
         self._num_deployed = 0
+        self._redeployed_at: dict[str, float] = {}
+        """By model: when it was last deployed, which forgets its refusals."""
         self._lost: set[str] = set()
         self.reached_leaders: set[LeaderEpoch] = set()
         kinds = {fault.kind for fault in cluster.plan.faults}
@@ -205,6 +207,8 @@ class LeaderChecks:
         present = control._registry.incarnation(node)
         if self._forgets or held_s < _STORED_S or deployment is None or deployment.revision != refusal.revision:
             return
+        if self._redeployed_at.get(model, -math.inf) >= self._refusing_at:
+            return
         if present not in (None, refusal.incarnation):
             return
         self._checks.reach("refusals taken over")
@@ -216,6 +220,7 @@ class LeaderChecks:
     def _on_line(self, line: Any) -> None:
         if line.event == "deployed":
             self._num_deployed += 1
+            self._redeployed_at[str(line.fields["model"])] = self._now
             if self._num_deployed > self._operator.desires.num_asked:
                 self._checks.violated(BrokenPromise.ACCEPTED, "a deployment was carried out twice")
 
