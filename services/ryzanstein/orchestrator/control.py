@@ -217,6 +217,7 @@ class ControlPlane:
         """
         if not below_min and any(each.min_replicas for each in self._catalog.deployments()):
             await self._all_known()
+            await self._reconciler.prepare()
             node = self._registry.find(node_id)
             if node is not None and not node.drain_requested:
                 self._reconciler.check_drain(node)
@@ -276,6 +277,10 @@ class ControlPlane:
         """Returns a page of operators' acts."""
         return await self._store.audit(query)
 
+    async def prepare(self) -> None:
+        """Does what takes long in `deployments`, so that others run meanwhile."""
+        await self._reconciler.prepare()
+
     def deployments(self) -> list[DeploymentStatus]:
         return self._reconciler.status()
 
@@ -320,6 +325,7 @@ class ControlPlane:
     async def _tick_forever(self) -> None:
         while self._term.replaceable or not self._term.over:
             await asyncio.sleep(TICK_S)
+            await self._reconciler.prepare_tick()
             self.tick()
         raise not_leader(why="another orchestrator writes to this one's store: it would serve nobody")
 
