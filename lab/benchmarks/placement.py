@@ -27,7 +27,7 @@ from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
 from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.reconcile import Reconciler, Sources
 from ryzanstein.orchestrator.state.catalog import Catalog
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 from ryzanstein.process.spare_memory import CalmCollector
 

@@ -35,7 +35,7 @@ from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.orchestrator.placing.unplaceable import below_minimum
 from ryzanstein.orchestrator.placing.waves import kept, serves
 from ryzanstein.orchestrator.state.catalog import Catalog
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
