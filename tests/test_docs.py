@@ -59,10 +59,10 @@ def test_every_page_is_reached_from_the_list_of_pages() -> None:
 
 
 def test_the_pages_stay_few_and_short() -> None:
-    """Besides the runbooks. What draws a table is no word. Adapters, standbys, choices, gRPC took the last."""
+    """Besides the runbooks. What draws a table is no word. Adapters, standbys, choices, gRPC, handshakes took the last."""
     pages = [page for page in (ROOT / "docs").rglob("*.md") if "runbooks" not in page.parts]
     assert len(pages) <= 45
-    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 79_750
+    assert sum(len(re.sub(r"\||-{3,}", " ", page.read_text()).split()) for page in pages) <= 79_900
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 

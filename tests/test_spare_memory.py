@@ -105,6 +105,42 @@ def test_many_objects_that_are_in_use_are_not_looked_at_and_cycles_are_once_ther
     assert found.splitlines() == ["0 False", "True", "False"]
 
 
+YOUNG = """
+import gc, threading, time
+from collections import deque
+from ryzanstein.process import spare_memory
+collector = spare_memory.CalmCollector()
+collector.begin()
+looked = []
+def note(phase, info):
+    if phase == "start":
+        looked.append((info["generation"], len(gc.get_objects(0)) + len(gc.get_objects(1))))
+gc.callbacks.append(note)
+def answer_many():
+    for i in range(100_000):
+        kept.append([i])
+def answer_and_burst(young):
+    for _ in range(3):
+        answer_many()
+        if young:
+            collector.collect_young()
+    looked.clear()
+    burst = [[i] for i in range(20_000)]
+    return max(looked)
+kept = deque(([i] for i in range(100_000)), maxlen=100_000)
+collector.collect_young()
+for young in (False, True):
+    generation, objects = answer_and_burst(young)
+    print(generation, objects > 100_000)
+"""
+
+
+def test_a_burst_of_new_objects_stops_for_few_after_those_before_it_were_looked_at() -> None:
+    command = [sys.executable, "-P", "-c", YOUNG]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert found.splitlines() == ["0 True", "0 False"]
+
+
 MIB = 2**20
 
 

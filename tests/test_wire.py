@@ -240,6 +240,7 @@ node_reports = st.builds(
     st.lists(st.builds(ModelNeed, texts, uint64, texts), max_size=3).map(tuple),
     st.none() | st.binary(max_size=8),
     starts=st.dictionaries(texts, uint64, max_size=3),
+    takes_member_changes=st.booleans(),
 )
 
 
@@ -251,7 +252,8 @@ def test_a_node_report_survives_the_wire(report: NodeReport) -> None:
     assert node_report_from_wire(request) == report
 
 
-members = st.builds(MemberAddresses, st.binary(max_size=8), st.lists(texts, max_size=3).map(tuple))
+addresses = st.lists(texts, max_size=3).map(tuple)
+members = st.builds(MemberAddresses, st.binary(max_size=8), addresses, st.binary(max_size=8), addresses)
 
 
 @given(st.lists(deployments, max_size=3).map(tuple), st.booleans(), st.lists(texts, max_size=3).map(tuple), st.none() | members)

@@ -240,10 +240,15 @@ class ModelNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemberAddresses:
-    """Where all nodes of a cluster are reached. `digest` is never empty, and the same for the same addresses."""
+    """Where all nodes of a cluster are reached. `digest` is never empty, and the same for the same addresses.
+
+    With `since` only the change is here: to the addresses of that digest `addresses` were added, and `removed` were removed.
+    """
 
     digest: bytes
     addresses: tuple[str, ...] = ()
+    since: bytes = b""
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +258,8 @@ class NodeReport:
     `needs` answer `Instruction.measure_paths`. `members_digest` is that of `Instruction.members`, as it
     was told them last, empty before; None: an older node, which is not told. So is `adapters_digest`, of
     `Instruction.adapters`. `starts`: of each model that it is to serve and is not ready with, a number that grows whenever the
-    start moves; absent where that cannot be seen, and from an older node.
+    start moves; absent where that cannot be seen, and from an older node. `takes_member_changes`: the node understands
+    `MemberAddresses.since`.
     """
 
     beat: Beat | None
@@ -263,6 +269,7 @@ class NodeReport:
     members_digest: bytes | None = None
     adapters_digest: bytes | None = None
     starts: Mapping[str, int] = field(default_factory=dict)
+    takes_member_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

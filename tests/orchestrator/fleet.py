@@ -16,7 +16,7 @@ from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLease
 from ryzanstein.orchestrator.reconcile import Reconciler, Sources
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import NodeChanged
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.state.store import Store
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 

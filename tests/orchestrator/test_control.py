@@ -260,7 +260,7 @@ async def test_in_a_large_cluster_a_node_is_not_told_of_each_other_one_at_once(p
     async with restored(path) as control:
         lease = control.register(make_node("a")).lease_id
         for number in range(30):
-            control.register(make_node(f"n{number}"))
+            control.register(replace(make_node(f"n{number}"), address=f"10.1.0.{number}:1"))
 
         def told(sequence, digest=b""):
             return control.beat("a", lease, NodeReport(Beat(sequence, NodeState.READY), members_digest=digest)).members
@@ -268,9 +268,9 @@ async def test_in_a_large_cluster_a_node_is_not_told_of_each_other_one_at_once(p
         first = told(1)
         assert first is not None
         control.register(replace(make_node("late"), address="10.0.0.1:1"))
-        monkeypatch.setattr("ryzanstein.orchestrator.control._TELL_MEMBERS_S", 100.0)
+        monkeypatch.setattr("ryzanstein.orchestrator.state.members.address_book._TELL_S", 100.0)
         assert told(2, first.digest) is None, "it was told a moment ago"
-        monkeypatch.setattr("ryzanstein.orchestrator.control._TELL_MEMBERS_S", 0.0)
+        monkeypatch.setattr("ryzanstein.orchestrator.state.members.address_book._TELL_S", 0.0)
         second = told(3, first.digest)
         assert second is not None
         assert told(4, second.digest) is None

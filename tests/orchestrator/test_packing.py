@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
+from hashlib import blake2b
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ryzanstein.cluster import Deployment, ModelNeed, ModelReport, Node, NodeState
-from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Reports, place
+from ryzanstein.orchestrator.placing.packing import NodeRoom
+from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Reports, place, place_in_steps
 
 GIB = 2**30
 NAMES = "uvwxyz"
@@ -201,6 +205,73 @@ def test_what_is_assigned_stays_when_nodes_and_deployments_are_added(cluster, mo
     after = place(wanted, [*nodes, *added], Reports(needs={**more[2], **measured}, before=before)).assigned
     for node_id, deployments in before.items():
         assert {d.model for d in deployments} <= {d.model for d in after.get(node_id, ())}
+
+
+def one_after_the_other(wanted, nodes, measured):
+    """The models of each node that has none before, by a search of all nodes for each replica."""
+    placed = {node.node_id: [] for node in nodes}
+
+    def size(node, each):
+        return measured[node.node_id][each.path].bytes
+
+    def fraction(node, each):
+        return taken(node, [*placed[node.node_id], each], measured) / node.memory_bytes
+
+    usable = [node for node in nodes if not node.drain_requested]
+
+    def options(each):
+        return [node for node in usable if each not in placed[node.node_id] and fraction(node, each) <= 1]
+
+    for each in sorted(wanted, key=lambda d: (-max((size(node, d) for node in usable), default=0), d.model)):
+        for _ in range(each.replicas):
+            zones = Counter(node.zone for node in usable if each in placed[node.node_id])
+            hosts = Counter((node.zone, node.machine) for node in usable if each in placed[node.node_id])
+            if found := options(each):
+                weights = {node: blake2b(f"{node.node_id}\0{each.model}".encode(), digest_size=8).digest() for node in found}
+                best = min(
+                    found,
+                    key=lambda n: (zones[n.zone], hosts[n.zone, n.machine], fraction(n, each), weights[n]),
+                )
+                placed[best.node_id].append(each)
+    return {node_id: sorted(d.model for d in those) for node_id, those in placed.items() if those}
+
+
+places = st.tuples(st.sampled_from(["", "z1", "z2"]), st.sampled_from(["", "h1", "h2"]))
+
+
+@given(clusters(), st.lists(places, min_size=8, max_size=8), st.sampled_from([1, 7, 8192]))
+def test_replicas_are_placed_as_by_a_search_of_all_nodes_for_each_whatever_a_step_is(cluster, where, step):
+    nodes, wanted, measured = cluster
+    wanted = [each for each in wanted if each.replicas]
+    empty = [replace(node, models=(), zone=zone, host=host) for node, (zone, host) in zip(nodes, where, strict=False)]
+    with patch("ryzanstein.orchestrator.placing.placement.STEP", step):
+        assert names(place(wanted, empty, Reports(needs=measured))) == one_after_the_other(wanted, empty, measured)
+
+
+def test_a_need_beyond_all_memory_fits_nowhere():
+    nodes = [plural("a")]
+    assert place([deployment("x")], nodes, Reports(needs=needs(nodes, x=2**64 - 1))).short(deployment("x")) == 1
+
+
+@pytest.mark.parametrize("replicas", [3, 0], ids=["three replicas", "on every node"])
+def test_a_placement_in_steps_looks_at_few_nodes_in_each(replicas):
+    nodes = [plural(f"n{i}", room=1000) for i in range(50)]
+    wanted = [deployment(f"m{i}", replicas) for i in range(40)]
+    measured = needs(nodes, **{each.model: 3 for each in wanted})
+    looks, spent = 0, []
+    fraction = NodeRoom.fraction
+
+    def counting(self, *what):
+        nonlocal looks
+        looks += 1
+        return fraction(self, *what)
+
+    with patch("ryzanstein.orchestrator.placing.placement.STEP", 100), patch.object(NodeRoom, "fraction", counting):
+        for _ in place_in_steps(wanted, nodes, Reports(needs=measured)):
+            spent.append(looks)
+            looks = 0
+    assert sum(spent) == 50 * 40
+    assert max(spent) <= 150
 
 
 @pytest.mark.parametrize("settled", [False, True], ids=["first placement", "nothing changes"])

@@ -7,7 +7,7 @@ import pytest
 from ryzanstein.cluster import Beat, Load, ModelReport, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.state.changes import NodeChanged, NodeLeft
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 
 
 @pytest.fixture

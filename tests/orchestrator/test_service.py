@@ -31,12 +31,12 @@ class Beats:
         self._node_id, self._lease_id, self._sequence = node_id, lease_id, 0
         self.call = serving.stub.Heartbeat()
 
-    async def beat(self, digest=None, **fields):
+    async def beat(self, digest=None, takes_changes=False, **fields):
         self._sequence += 1
         beat = worker_pb2.Beat(sequence=self._sequence, **fields)
-        await self.call.write(
-            pb.HeartbeatRequest(node_id=self._node_id, lease_id=self._lease_id, beat=beat, members_digest=digest)
-        )
+        request = pb.HeartbeatRequest(node_id=self._node_id, lease_id=self._lease_id, beat=beat, members_digest=digest)
+        request.takes_member_changes = takes_changes
+        await self.call.write(request)
         answer = await asyncio.wait_for(self.call.read(), 10)
         assert answer is not grpc.aio.EOF
         return answer
@@ -80,6 +80,20 @@ async def test_a_node_is_told_where_the_others_are_once(serving):
     assert list(left.addresses) == ["10.0.0.0:50061"]
     await serving.register("b", address="10.0.0.1:50061")
     assert (await beats[0].beat(left.digest, state=READY)).members == members, "the same addresses have one digest"
+
+
+async def test_a_node_that_knows_the_addresses_is_told_what_changed(serving):
+    grants = [await serving.register(node_id, address=f"10.0.0.{i}:1") for i, node_id in enumerate("abcd")]
+    beats = Beats(serving, "a", grants[0].lease_id)
+    members = (await beats.beat(b"", state=READY)).members
+    await serving.stub.LeaveNode(pb.LeaveNodeRequest(node_id="b", lease_id=grants[1].lease_id))
+    await serving.register("e", address="10.0.0.9:1")
+    change = (await beats.beat(members.digest, takes_changes=True, state=READY)).members
+    assert (change.since, change.addresses, change.removed) == (members.digest, ["10.0.0.9:1"], ["10.0.0.1:1"])
+    everything = (await beats.beat(members.digest, state=READY)).members
+    assert (everything.digest, everything.since, len(everything.addresses)) == (change.digest, b"", 4), "an older node"
+    assert (await beats.beat(b"unknown", takes_changes=True, state=READY)).members == everything
+    assert not (await beats.beat(change.digest, takes_changes=True, state=READY)).HasField("members")
 
 
 async def test_a_node_whose_beats_stop_leaves_when_its_lease_runs_out(serving_at, eventually):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from ryzanstein.cluster import Beat, Deployment, Load, Node, NodeReport, NodeState
 from ryzanstein.errors import Code, RyzansteinError
 from ryzanstein.orchestrator.state.catalog import Catalog
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.state.watch import ClusterDelta, ClusterState, Snapshot, WatchHub
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 

@@ -8,16 +8,14 @@ with one event loop: between two awaits, a change of the state and its publicati
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
 import structlog
 
 from ryzanstein import errors
 from ryzanstein.adapters import DeployedAdapter, DeployedAdapters
-from ryzanstein.cluster import Deployment, Instruction, MemberAddresses, Node, NodeReport
+from ryzanstein.cluster import Deployment, Instruction, Node, NodeReport
 from ryzanstein.leaders.epochs import LeaderEpoch
 from ryzanstein.orchestrator.config import OrchestratorSettings
 from ryzanstein.orchestrator.deploying.adapter_deployments import AdapterDeployments
@@ -33,8 +31,9 @@ from ryzanstein.orchestrator.state.adapters import AdapterTable
 from ryzanstein.orchestrator.state.audit_table import AuditPage, AuditQuery
 from ryzanstein.orchestrator.state.catalog import Catalog
 from ryzanstein.orchestrator.state.changes import Change, NodeChanged, NodeLeft
-from ryzanstein.orchestrator.state.recovery import MembershipRecorder, Settling
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.address_book import AddressBook
+from ryzanstein.orchestrator.state.members.recovery import MembershipRecorder, Settling
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.state.stored import StateStore, StoredMembership, StoredState, not_leader, read_state
 from ryzanstein.orchestrator.state.watch import ClusterState, Update, WatchHub
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
@@ -44,8 +43,6 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
 _MEASURE_S = 3.0
-_FEW = 20
-_TELL_MEMBERS_S = 0.005  # between two lists of all addresses to one node, for each node: at 1,000 nodes 5 s
 _MEASURE_BEATS = 3
 _LONGEST_GAP_BEATS = 2
 _ENOUGH = 0.95
@@ -117,8 +114,7 @@ class ControlPlane:
             max_watchers=settings.tuning.max_watchers,
         )
         self._closed = False
-        self._known_members: MemberAddresses | None = None
-        self._told_members: dict[str, float] = {}
+        self._addresses = AddressBook(self._registry.nodes)
         self._ticks = 0
         telemetry.models.nodes = self._registry.nodes
         telemetry.deployments.set(len(saved.deployments))
@@ -182,27 +178,12 @@ class ControlPlane:
         if self._settling is not None:
             self._settling.reported(node_id)
             self._settle()
-        instruction, members = self._reconciler.instruct(node), self._members()
+        instruction = self._reconciler.instruct(node)
         if report.adapters_digest not in (None, self._adapters.digest):
             instruction = replace(instruction, adapters=DeployedAdapters(self._adapters.digest, self._adapters.all()))
-        if report.members_digest in (None, members.digest) or self._settling is not None:
+        if self._settling is not None:
             return instruction
-        # All addresses to all nodes at each change would be N^2 bytes: while many join, each node hears of them now and then.
-        now = self._awake.now()
-        if now - self._told_members.get(node_id, -math.inf) < (len(self._registry) - _FEW) * _TELL_MEMBERS_S:
-            return instruction
-        self._told_members[node_id] = now
-        return replace(instruction, members=members)
-
-    def _members(self) -> MemberAddresses:
-        """Returns where the nodes are reached, as of the last change of a node."""
-        if self._known_members is None:
-            addresses = tuple(
-                sorted({each for node in self._registry.nodes() for each in (node.address, node.tls_address) if each})
-            )
-            digest = blake2b("\0".join(addresses).encode(), digest_size=8).digest()
-            self._known_members = MemberAddresses(digest, addresses)
-        return self._known_members
+        return replace(instruction, members=self._addresses.news(node_id, report, self._awake.now()))
 
     def leave(self, node_id: str, lease_id: str) -> None:
         self._registry.leave(node_id, lease_id)
@@ -217,6 +198,7 @@ class ControlPlane:
         """
         if not below_min and any(each.min_replicas for each in self._catalog.deployments()):
             await self._all_known()
+            await self._reconciler.prepare()
             node = self._registry.find(node_id)
             if node is not None and not node.drain_requested:
                 self._reconciler.check_drain(node)
@@ -276,6 +258,10 @@ class ControlPlane:
         """Returns a page of operators' acts."""
         return await self._store.audit(query)
 
+    async def prepare(self) -> None:
+        """Does what takes long in `deployments`, so that others run meanwhile."""
+        await self._reconciler.prepare()
+
     def deployments(self) -> list[DeploymentStatus]:
         return self._reconciler.status()
 
@@ -320,6 +306,7 @@ class ControlPlane:
     async def _tick_forever(self) -> None:
         while self._term.replaceable or not self._term.over:
             await asyncio.sleep(TICK_S)
+            await self._reconciler.prepare_tick()
             self.tick()
         raise not_leader(why="another orchestrator writes to this one's store: it would serve nobody")
 
@@ -365,11 +352,11 @@ class ControlPlane:
         self._hub.publish(change)
         if isinstance(change, NodeChanged) and change.load_only:
             return
-        self._known_members = None
+        self._addresses.changed()
         if isinstance(change, NodeLeft):
             self._needs.forget(change.node_id)
             self._reconciler.forget(change.node_id)
-            self._told_members.pop(change.node_id, None)
+            self._addresses.forget(change.node_id)
         self._telemetry.nodes.set(len(self._registry))
         self._reconciler.invalidate()
         self._recorder.changed()

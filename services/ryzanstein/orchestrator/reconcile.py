@@ -7,6 +7,7 @@ need, so each node is instructed to keep what it has.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,15 @@ from ryzanstein.cluster import Deployment, Instruction, Node
 from ryzanstein.orchestrator.placing.halts import Halts
 from ryzanstein.orchestrator.placing.needs import MeasuredNeeds
 from ryzanstein.orchestrator.placing.packing import NodeShortage
-from ryzanstein.orchestrator.placing.placement import MAX_SHORTAGES, Failed, Placement, Reports, place
+from ryzanstein.orchestrator.placing.placement import (
+    MAX_SHORTAGES,
+    Assigned,
+    Failed,
+    Placement,
+    Reports,
+    place,
+    place_in_steps,
+)
 from ryzanstein.orchestrator.placing.replicas.refusals import Refusals
 from ryzanstein.orchestrator.placing.replicas.replica_leases import ReplicaLeases
 from ryzanstein.orchestrator.placing.rolling import RollingChanges
@@ -26,7 +35,7 @@ from ryzanstein.orchestrator.placing.rollout_bounds import RolloutBounds
 from ryzanstein.orchestrator.placing.unplaceable import below_minimum
 from ryzanstein.orchestrator.placing.waves import kept, serves
 from ryzanstein.orchestrator.state.catalog import Catalog
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.telemetry import OrchestratorTelemetry
 
 log = structlog.get_logger(__name__)
@@ -66,6 +75,16 @@ class Sources:
     halts: Halts
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a placement is made of; equal only if nothing changed that counts. `num_changes`: the changes up to then."""
+
+    num_changes: int
+    failed: Failed
+    surges: Mapping[str, int]
+    settled: bool
+
+
 class Reconciler:
     """Holds the placement that the last `update` computed. `now` is monotonic seconds."""
 
@@ -86,17 +105,44 @@ class Reconciler:
         self._surges: Mapping[str, int] = {}
         self._failed: Failed = ()
         self._looked_at = -math.inf
-        self._stale = True
+        self._stale, self._num_changes = True, 0
         self._settled = False
+        self._preparing = asyncio.Lock()
+        self._prepared: tuple[Placement, _Inputs, Placement] | None = None
 
     def invalidate(self) -> None:
         """Marks the placement as stale: something that it depends on changed."""
         self._stale = True
+        self._num_changes += 1
 
     def settle(self, missing: Collection[str] = ()) -> None:
         """Starts to instruct nodes by the placement: the members are known."""
         self._settled = True
         self._rolling.unseen(missing)
+
+    async def prepare_tick(self) -> None:
+        """Does what takes long in the next `tick`, so that others run meanwhile."""
+        if self._may_look:
+            await self.prepare()
+
+    async def prepare(self) -> None:
+        """Places what is stale as `update` would now, in steps between which others run.
+
+        If nothing that counts changes meanwhile, the next `update` takes this placement. Otherwise it places anew, as if this
+        one had been the last: most of it is kept, which takes a fraction of the time.
+        """
+        async with self._preparing:
+            if not self._stale or self._has_prepared:
+                return
+            before, (deployments, nodes, inputs) = self._placement, self._inputs()
+            # Nodes measure meanwhile, and this copy costs a millisecond or two for 256 models on 1,000 nodes.
+            needs = {node_id: dict(those) for node_id, those in self._sources.needs.all().items()}
+            steps = place_in_steps(deployments, nodes, Reports(inputs.failed, needs, self._before, inputs.surges))
+            for placement in steps:
+                if placement is None:
+                    await asyncio.sleep(0)
+                else:
+                    self._prepared = before, inputs, placement
 
     def tick(self) -> None:
         """Updates at each tick, and less often the more nodes there are: while they change, something does in each tick."""
@@ -113,19 +159,43 @@ class Reconciler:
         if not self._stale and not (self._rolling.outdated and self._may_look):
             return
         self._looked_at = self._now()
-        deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
-        refusals = self._sources.refusals
-        refusals.note(nodes, self._placement.assigned, self._leases.reason)
-        failed = self._failed = refusals.of(deployments, nodes)
+        deployments, nodes, inputs = self._inputs()
+        failed, surges = inputs.failed, inputs.surges
         self._sources.halts.keep(deployments)
-        surges = self._rolling.surges(deployments, self._holders(nodes), self._sources.needs.all())
         if self._stale or surges != self._surges:
             self._stale, self._surges = False, surges
-            self._placement = self._place(deployments, failed, surges)
+            if not self._takes_prepared(inputs):
+                self._placement = self._place(deployments, failed, surges)
             self._telemetry.placements.inc()
         needs = self._sources.needs.all()
         self._rolling.update(self._placement.assigned, nodes, failed, needs, all_known=self._settled)
         self._measure(deployments)
+
+    def _inputs(self) -> tuple[tuple[Deployment, ...], tuple[Node, ...], _Inputs]:
+        deployments, nodes = self._sources.catalog.deployments(), self._sources.registry.nodes()
+        refusals = self._sources.refusals
+        refusals.note(nodes, self._placement.assigned, self._leases.reason)
+        self._failed = refusals.of(deployments, nodes)
+        surges = self._rolling.surges(deployments, self._holders(nodes), self._sources.needs.all())
+        return deployments, nodes, _Inputs(self._num_changes, self._failed, surges, self._settled)
+
+    @property
+    def _has_prepared(self) -> bool:
+        if self._prepared is None:
+            return False
+        before, of, _ = self._prepared
+        return before is self._placement and of.num_changes == self._num_changes
+
+    def _takes_prepared(self, inputs: _Inputs) -> bool:
+        """Takes the placement that was prepared, unless another one came since; returns whether it is made of these inputs."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return False
+        before, of, placement = prepared
+        if before is not self._placement or of.settled != inputs.settled:
+            return False
+        self._placement = placement
+        return of == inputs
 
     def irreplaceable(self, deployment: Deployment) -> str:
         """Returns why no node could change to a new revision of a deployment; empty: one could.
@@ -163,15 +233,18 @@ class Reconciler:
             return False
         return not self._settled or deployment in self._placement.assigned.get(node.node_id, ())
 
+    @property
+    def _before(self) -> Assigned:
+        return self._placement.assigned if self._settled else {}
+
     def _place(self, deployments: Sequence[Deployment], failed: Failed, surges: Mapping[str, int]) -> Placement:
-        before = self._placement.assigned if self._settled else {}
-        reports = Reports(failed, self._sources.needs.all(), before, surges)
+        reports = Reports(failed, self._sources.needs.all(), self._before, surges)
         return place(deployments, self._sources.registry.nodes(), reports)
 
     def _holders(self, nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
         """Returns the nodes of each model: those that it was assigned to, or that report it if it was assigned to none."""
         given, reported = defaultdict[str, list[Node]](list), defaultdict[str, list[Node]](list)
-        assigned = self._placement.assigned if self._settled else {}
+        assigned = self._before
         for node in nodes:
             for deployment in assigned.get(node.node_id, ()):
                 given[deployment.model].append(node)

@@ -125,6 +125,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return pb.RemoveModelResponse()
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Context) -> pb.ListDeploymentsResponse:
+        await self._control.prepare()
         return pb.ListDeploymentsResponse(deployments=map(_status, self._control.deployments()))
 
     async def DeployAdapter(self, request: pb.DeployAdapterRequest, context: Context) -> pb.DeployAdapterResponse:

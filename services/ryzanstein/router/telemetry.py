@@ -18,6 +18,7 @@ from ryzanstein.observe.metrics import (
 )
 from ryzanstein.process.background import Background
 from ryzanstein.process.loop_lag import LoopLag
+from ryzanstein.rpc.tls.handshake_counts import HandshakeCounts
 
 # Counters that alerts use exist from the start: `increase()` does not see the 1 of a series whose
 # first value is 1.
@@ -192,17 +193,21 @@ class StoreRoomMetrics:
         return self._evicted.labels(cause).inc
 
 
-HANDSHAKE_OUTCOMES = ("done", "failed", "timeout", "evicted", "plaintext", "stopped")
-
-
-class HandshakeMetrics:
+class HandshakeMetrics(HandshakeCounts):
     """The TLS handshakes of the HTTP port. It exists where that port has TLS."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         make = _Maker(registry)
-        self.open = make.gauge("public_tls_handshakes_open", "Connections to the HTTP port whose handshake is not complete")
-        ended = make.counter("public_tls_handshakes", "TLS handshakes at the HTTP port that ended, by outcome", "outcome")
-        self.ended = _known(ended, HANDSHAKE_OUTCOMES)
+        self._listeners: list[Callable[[], int]] = []
+        num_open = make.gauge("public_tls_handshakes_open", "Connections to the HTTP port whose handshake is not complete")
+        num_open.set_function(lambda: sum(each() for each in self._listeners))
+        super().__init__(
+            make.counter("public_tls_handshakes", "TLS handshakes at the HTTP port that ended, by outcome", "outcome"),
+            make.counter("public_tls_handshake_failures", "Failed TLS handshakes of HTTP, by reason", "reason"),
+        )
+
+    def watch(self, num_open: Callable[[], int]) -> None:
+        self._listeners.append(num_open)
 
 
 class RouterTelemetry:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_S = 10.0
+YOUNG_S = 0.25
 LEAST_BYTES = 32 * 2**20
 QUICK_OBJECTS = 100_000
 """Old objects that a full collection looks at in at most 0.1 s."""
@@ -105,6 +106,14 @@ class CalmCollector:
             return waited_s >= _FULL_S
         return waited_s >= _LEAK_S and resident - self._least_bytes >= _LEAK_BYTES
 
+    def collect_young(self) -> None:
+        """Looks at the objects that are new since the last time, and at no others.
+
+        The interpreter does so once 10,000 more were made than freed. A router that forgets as many answers as it ends makes no
+        more, until hundreds of clients come or go at once: then it would look at all answers since the last time, for 0.3 s.
+        """
+        gc.collect(1)
+
     def collected(self) -> None:
         self._least_objects, self._least_bytes, self._collected_at = self._objects(), self._resident(), time.monotonic()
 
@@ -131,7 +140,9 @@ class SpareMemory:
 
     def _run(self, collector: CalmCollector) -> None:
         while True:
-            time.sleep(LOOK_S)
+            for _ in range(round(LOOK_S / YOUNG_S)):
+                time.sleep(YOUNG_S)
+                collector.collect_young()
             if collector.look():
                 gc.collect()
                 collector.collected()

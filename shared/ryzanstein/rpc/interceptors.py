@@ -19,12 +19,13 @@ from structlog.contextvars import bind_contextvars
 
 from ryzanstein import errors
 from ryzanstein.auth.caller import Caller
-from ryzanstein.observe.labelled import LabelledGauge, LabelledHistogram
+from ryzanstein.observe.labelled import LabelledCounter, LabelledGauge, LabelledHistogram
 from ryzanstein.observe.metrics import DURATION_BUCKETS
 from ryzanstein.request_id import request_id as valid_request_id
 from ryzanstein.rpc import status
 from ryzanstein.rpc.guard import Guard, let_in, refusing
 from ryzanstein.rpc.reading import ReadableRequests, RequestReading, malformed_requests, readable
+from ryzanstein.rpc.tls.handshake_counts import HandshakeCounts
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,8 @@ class RpcMetrics:
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
         self.malformed = malformed_requests(service, registry)
+        self._prefix, self._registry = f"ryzanstein_{service}_rpc_tls", registry
+        self._handshakes: tuple[LabelledCounter, LabelledCounter] | None = None
         self._seconds = LabelledHistogram(
             f"ryzanstein_{service}_rpc_seconds",
             "Duration of gRPC calls; a stream's until it ends.",
@@ -54,6 +57,18 @@ class RpcMetrics:
         self._running = LabelledGauge(
             f"ryzanstein_{service}_rpcs_running", "Running gRPC calls.", ["method"], registry=registry
         )
+
+    def handshakes(self, port: str) -> HandshakeCounts:
+        """Returns what counts the TLS handshakes of a port: `public`, or `services`. The metrics exist where one has TLS."""
+        if self._handshakes is None:
+            self._handshakes = (
+                self._tls_counter("handshakes", "TLS handshakes of gRPC, by outcome.", "outcome"),
+                self._tls_counter("handshake_failures", "Failed TLS handshakes of gRPC, by reason.", "reason"),
+            )
+        return HandshakeCounts(*self._handshakes, port)
+
+    def _tls_counter(self, name: str, text: str, label: str) -> LabelledCounter:
+        return LabelledCounter(f"{self._prefix}_{name}_total", text, ["port", label], registry=self._registry)
 
     def begun(self, path: str) -> None:
         """Counts a call of a method, as `/package.Service/Method`."""

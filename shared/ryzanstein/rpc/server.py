@@ -141,6 +141,7 @@ class RpcServer:
         enable_reflection((*service_names, health.SERVICE_NAME), self.server)
         self._health_port = None if health_port is None else HealthPort(host, health_port, self._health)
         self._host, self._port, self._tls, self._certificates = host, port, tls, certificates
+        self._metrics = metrics
         self.port = self.tls_port = 0
 
     @property
@@ -154,9 +155,9 @@ class RpcServer:
         Raises OSError if the port is taken.
         """
         if self._tls is None or not self._tls.required:
-            self.port = await self._bound(self._port, self._certificates)
+            self.port = await self._bound("public", self._port, self._certificates)
         if self._tls is not None:
-            self.tls_port = await self._bound(self._tls.port, self._tls.certificates())
+            self.tls_port = await self._bound("services", self._tls.port, self._tls.certificates())
             self.port = self.port or self.tls_port
         await self._health.set("", _SERVING)
         await self.set_ready(False)
@@ -172,14 +173,15 @@ class RpcServer:
             await self.server.stop(None)
             raise
 
-    async def _bound(self, port: int, certificates: PortCertificates[Any] | None = None) -> int:
+    async def _bound(self, kind: str, port: int, certificates: PortCertificates[Any] | None = None) -> int:
         address = join_address(self._host, port)
         try:
             if certificates is None:
                 return int(self.server.add_insecure_port(address))
             if isinstance(self.server, Http2Server):
                 certificates.context()  # one that cannot be used ends the start
-                return self.server.add_tls_port(address, certificates.context)
+                counts = None if self._metrics is None else self._metrics.handshakes(kind)
+                return self.server.add_tls_port(address, certificates.context, counts)
             return int(self.server.add_secure_port(address, certificates.credentials()))
         except (RuntimeError, OSError) as error:
             await self.server.stop(None)

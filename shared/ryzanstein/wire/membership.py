@@ -227,6 +227,7 @@ def heartbeat_to_wire(node_id: str, lease_id: str, report: NodeReport, sequence:
         members_digest=report.members_digest,
         adapters_digest=report.adapters_digest,
         starts=report.starts,
+        takes_member_changes=report.takes_member_changes,
         sequence=sequence,
     )
 
@@ -240,19 +241,19 @@ def node_report_from_wire(wire: orchestrator.HeartbeatRequest) -> NodeReport:
         wire.members_digest if wire.HasField("members_digest") else None,
         wire.adapters_digest if wire.HasField("adapters_digest") else None,
         dict(wire.starts),
+        wire.takes_member_changes,
     )
 
 
 def instruction_to_wire(instruction: Instruction) -> orchestrator.HeartbeatResponse:
     deployments = [_served_to_wire(deployment) for deployment in instruction.deployments]
-    members = instruction.members
     return orchestrator.HeartbeatResponse(
         deployment=deployments[0] if deployments else None,
         drain=instruction.drain,
         deployments=deployments,
         plural=instruction.plural,
         measure_paths=instruction.measure_paths,
-        members=None if members is None else orchestrator.MemberAddresses(digest=members.digest, addresses=members.addresses),
+        members=None if instruction.members is None else _members_to_wire(instruction.members),
         adapters=None if instruction.adapters is None else deployed_adapters_to_wire(instruction.adapters),
     )
 
@@ -262,11 +263,21 @@ def instruction_from_wire(wire: orchestrator.HeartbeatResponse) -> Instruction:
         deployments = tuple(map(deployment_from_wire, wire.deployments))
     else:
         deployments = (deployment_from_wire(wire.deployment),) if wire.HasField("deployment") else ()
-    members = MemberAddresses(wire.members.digest, tuple(wire.members.addresses)) if wire.HasField("members") else None
+    members = _members_from_wire(wire.members) if wire.HasField("members") else None
     adapters = deployed_adapters_from_wire(wire.adapters) if wire.HasField("adapters") else None
     return Instruction(
         deployments, wire.drain, tuple(wire.measure_paths), wire.plural, members, adapters, leader_from_wire(wire)
     )
+
+
+def _members_to_wire(members: MemberAddresses) -> orchestrator.MemberAddresses:
+    return orchestrator.MemberAddresses(
+        digest=members.digest, addresses=members.addresses, since=members.since, removed=members.removed
+    )
+
+
+def _members_from_wire(wire: orchestrator.MemberAddresses) -> MemberAddresses:
+    return MemberAddresses(wire.digest, tuple(wire.addresses), wire.since, tuple(wire.removed))
 
 
 def deployment_to_wire(deployment: Deployment) -> orchestrator.Deployment:

@@ -89,7 +89,7 @@ node_membership._FIRST_BACKOFF_S = node_membership._LONGEST_BACKOFF_S = 60.0
         "VIEWS",
         [("kill_orchestrator", 40.0, 0.0)],
         """
-from ryzanstein.orchestrator.state.recovery import Settling
+from ryzanstein.orchestrator.state.members.recovery import Settling
 from ryzanstein.lab.simulation.machine.clock import CLOCK
 Settling.over = lambda self, now: CLOCK.now < 30.0 or CLOCK.now > 60.0
 """,

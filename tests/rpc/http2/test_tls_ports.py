@@ -20,8 +20,10 @@ from ryzanstein.auth.peers.authority import Authority
 from ryzanstein.auth.peers.material import LiveMaterial
 from ryzanstein.auth.peers.metrics import TlsMetrics
 from ryzanstein.auth.peers.peer import DEFAULT_TRUST, Peer, PeerRole
+from ryzanstein.rpc.interceptors import RpcMetrics
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.rpc.tls.client_context import client_context as client_context_of
+from ryzanstein.rpc.tls.handshake_counts import REASONS
 from ryzanstein.rpc.tls.service_tls import ServiceTls
 
 OK = (grpc.StatusCode.OK, "")
@@ -82,6 +84,66 @@ async def test_who_makes_no_handshake_is_closed_in_time(said: bytes) -> None:
                     assert await reader.read() == b""
         for _, writer in halves:
             writer.transport.abort()
+
+
+def _greet(port: int, context: ssl.SSLContext, name: str) -> None:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=name) as secure,
+    ):
+        secure.sendall(GREETING)
+        secure.recv(65_536)
+
+
+def _say(port: int, what: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        plain.sendall(what)
+        plain.shutdown(socket.SHUT_WR)
+        plain.recv(65_536)
+
+
+async def test_handshakes_are_counted_by_outcome_and_those_that_fail_by_reason(tmp_path: Path) -> None:
+    authority, peer, other = Authority.new(DEFAULT_TRUST), Peer(PeerRole.ORCHESTRATOR), Peer(PeerRole.ROUTER, "r-1")
+    for each, name in ((peer, "server"), (other, "client")):
+        authority.write(each, tmp_path / name)
+    Authority.new(DEFAULT_TRUST).write(other, tmp_path / "stranger")
+    registry = CollectorRegistry()
+    tls = ServiceTls.open(tmp_path / "server", DEFAULT_TRUST, peer, TlsMetrics("test", CollectorRegistry()))
+    server = RpcServer("127.0.0.1", 0, [], tls=tls, metrics=RpcMetrics("test", registry))
+    await server.start()
+
+    def context(name: str) -> ssl.SSLContext:
+        live = LiveMaterial(tmp_path / name, DEFAULT_TRUST, TlsMetrics("test", CollectorRegistry()))
+        return client_context_of(live.current)
+
+    stranger, distrustful = context("stranger"), context("stranger")
+    nameless = ssl.create_default_context(cadata=tls.material.current.roots.decode())
+    nameless.set_alpn_protocols(["h2"])
+    stranger.load_verify_locations(cadata=tls.material.current.roots.decode())
+    dated = context("client")
+    dated.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def counted(name: str, **label: str) -> float:
+        return registry.get_sample_value(f"ryzanstein_test_rpc_tls_{name}_total", {"port": "services", **label}) or 0.0
+
+    async def all_failed() -> None:
+        while counted("handshakes", outcome="failed") < sum(expected.values()):  # noqa: ASYNC110 (it is a metric)
+            await asyncio.sleep(0.01)
+
+    expected = {"certificate_required": 1, "unknown_ca": 1, "client_alert": 1, "protocol_version": 1, "closed": 2}
+    try:
+        for each in (context("client"), nameless, stranger, distrustful, dated):
+            await asyncio.to_thread(_greet, server.tls_port, each, peer.server_name(DEFAULT_TRUST))
+        for what in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\x16\x03\x01"):
+            await asyncio.to_thread(_say, server.tls_port, what)
+        await asyncio.wait_for(all_failed(), 10)
+        assert {reason: counted("handshake_failures", reason=reason) for reason in REASONS} == {
+            reason: expected.get(reason, 0) for reason in REASONS
+        }
+        assert counted("handshakes", outcome="done") == counted("handshakes", outcome="plaintext") == 1
+    finally:
+        await server.stop(0)
 
 
 async def test_a_port_that_asks_for_certificates_resumes_no_session(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def registries() -> dict[str, CollectorRegistry]:
     """Returns the registry of each service, with everything that it may have."""
     made = {"router": _router(), "worker": _worker(), "orchestrator": OrchestratorTelemetry().registry}
     for service, registry in made.items():
-        RpcMetrics(service, registry)
+        RpcMetrics(service, registry).handshakes("services")
         TlsMetrics(service, registry)
     return {**made, "console": ConsoleTelemetry().registry}
 

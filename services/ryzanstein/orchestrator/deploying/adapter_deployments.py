@@ -9,7 +9,7 @@ from ryzanstein.adapters import DeployedAdapter
 from ryzanstein.orchestrator.deploying.store_writes import StoreWrites
 from ryzanstein.orchestrator.state.adapters import AdapterTable
 from ryzanstein.orchestrator.state.catalog import Catalog
-from ryzanstein.orchestrator.state.registry import Registry
+from ryzanstein.orchestrator.state.members.registry import Registry
 from ryzanstein.orchestrator.state.stored import StateStore
 
 log = structlog.get_logger(__name__)

@@ -118,6 +118,7 @@ class ModelDeployments:
             await self._sources.needs.measured(deployment.path, self._measurable, self._measure_s)
             if self._settling():
                 return
+            await self._reconciler.prepare()
             if shortages := self._reconciler.without_room_for(deployment):
                 raise unplaceable(deployment, shortages)
             revised = self._sources.catalog.revised(deployment, options.reload, allow_outage=options.allow_outage)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from ryzanstein.cluster import Deployment, ModelNeed, Node, NodeState
 
 _GIB = 2**30
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,14 @@ class NodeRoom:
         self.placed: dict[str, Deployment] = {}
         self._needs = needs
         self._reports = {report.model: report for report in node.models}
+        self._key = f"{node.node_id}\0".encode()
         self._stay_bytes = 0
         self._largest_idle_bytes = 0
+
+    @property
+    def blank(self) -> bool:
+        """Whether the node has no model, and is no older one."""
+        return not self._reports and self.node.plural
 
     @property
     def served(self) -> frozenset[str]:
@@ -68,17 +76,29 @@ class NodeRoom:
 
     def memory(self, deployment: Deployment) -> int | None:
         """Returns the bytes that a deployment takes here; None if unknown or refused."""
-        report = self._reports.get(deployment.model)
-        if report is not None and report.state is not NodeState.FAILED and report.memory_bytes:
-            return report.memory_bytes
+        if self._reports:
+            report = self._reports.get(deployment.model)
+            if report is not None and report.state is not NodeState.FAILED and report.memory_bytes:
+                return report.memory_bytes
         need = self._needs.get(deployment.path)
         return None if need is None or need.error else need.bytes
 
     def fits(self, deployment: Deployment) -> bool:
-        if not self.node.plural:
-            return not self.placed
-        size = self.memory(deployment)
-        return size is not None and self._with(deployment, size) <= self.node.memory_bytes
+        (size,) = self.sizes([deployment])
+        return self.fraction(deployment, size) is not None
+
+    def sizes(self, deployments: Iterable[Deployment]) -> list[int]:
+        """Returns the bytes that each deployment takes here, as `fraction` wants them: -1 if unknown or refused."""
+        return [-1 if (size := self.memory(deployment)) is None else min(size, _LARGEST) for deployment in deployments]
+
+    def fraction(self, deployment: Deployment, size: int) -> float | None:
+        """Returns the part of the memory that deployments take once this one is here as well; None if it does not fit."""
+        room = self.node.memory_bytes
+        if room <= 0:  # an older node
+            return None if self.placed else 1.0
+        if size < 0 or (taken := self._with(deployment, size)) > room:
+            return None
+        return taken / room
 
     def displaces(self, deployment: Deployment) -> bool:
         """Whether a model that the node was started with gives way to the deployment."""
@@ -90,11 +110,9 @@ class NodeRoom:
         )
         return self._with(deployment, size) + stays > self.node.memory_bytes
 
-    def fraction(self, deployment: Deployment) -> float:
-        """Returns the part of the memory that deployments take once this one is here as well."""
-        if not self.node.plural:
-            return 1.0
-        return self._with(deployment, self.memory(deployment) or 0) / self.node.memory_bytes
+    def weight(self, model: bytes) -> bytes:
+        """Returns the weight of this node for a model, whose name is given in UTF-8: the least is the best."""
+        return blake2b(self._key + model, digest_size=8).digest()
 
     def put(self, deployment: Deployment) -> None:
         size = self.memory(deployment) or 0

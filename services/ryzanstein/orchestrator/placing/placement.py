@@ -18,10 +18,10 @@ The result does not depend on the order of the nodes, and changes little when on
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 
 from ryzanstein.cluster import Deployment, ModelNeed, Node
 from ryzanstein.orchestrator.placing.packing import NodeRoom, NodeShortage
@@ -35,6 +35,10 @@ Assigned = Mapping[str, tuple[Deployment, ...]]
 """By node id: the deployments that nodes should serve. Nodes that have none are absent."""
 
 MAX_SHORTAGES = 64
+STEP = 4096
+"""So many looks at a node for a model are one step of a placement: 5 to 10 ms."""
+
+_BEST_TIER = (False, False, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Placement:
             for node_id, room in self._rooms.items()
             if room.placed
         }
+        self._num_usable = sum(not room.node.drain_requested for room in self._rooms.values())
         self._placed = Counter(d.model for deployments in self.assigned.values() for d in deployments)
 
     def has(self, node_id: str) -> bool:
@@ -68,7 +73,7 @@ class Placement:
 
     def short(self, deployment: Deployment) -> int:
         """Returns how many more nodes the deployment should have."""
-        usable = sum(not room.node.drain_requested for room in self._rooms.values())
+        usable = self._num_usable
         wanted = deployment.replicas or min(deployment.max_replicas or usable, usable)
         return max(0, wanted - self._placed[deployment.model])
 
@@ -110,21 +115,63 @@ class Placement:
 
 def place(deployments: Sequence[Deployment], nodes: Iterable[Node], reports: Reports | None = None) -> Placement:
     """Assigns deployments to nodes. Nodes that should drain get none."""
-    reports = reports or Reports()
+    return next(filter(None, place_in_steps(deployments, nodes, reports)))
+
+
+def place_in_steps(
+    deployments: Sequence[Deployment], nodes: Iterable[Node], reports: Reports | None = None
+) -> Iterator[Placement | None]:
+    """Does what `place` does in steps of a few milliseconds: yields None after each, and at last the placement.
+
+    What it is given may not change meanwhile.
+    """
+    reports, pace = reports or Reports(), _Pace()
     ordered = sorted(nodes, key=lambda node: node.node_id)
     rooms = {node.node_id: NodeRoom(node, reports.needs.get(node.node_id, {})) for node in ordered}
     usable = [room for room in rooms.values() if not room.node.drain_requested]
     by_name = sorted(deployments, key=lambda d: d.model)
     counts = _keep(by_name, usable, reports)
+    yield None
     lacking = [d for d in by_name if d.limit > counts[d.model]]
+    table = array("q")  # node by node, since what a node measured lies together in memory
+    for room in usable if lacking else ():
+        table.extend(room.sizes(lacking))
+        if pace.is_over(len(lacking)):
+            yield None
+    sizes = {d.model: table[number :: len(lacking)] for number, d in enumerate(lacking)}
     serving_counted = {d.model for d in by_name if d.limit}
-    for deployment in sorted(lacking, key=lambda d: (-_size(d, usable), d.model)):
-        _take(deployment, deployment.limit - counts[deployment.model], usable, reports.failed, serving_counted)
+    for deployment in sorted(lacking, key=lambda d: (-max(0, max(sizes[d.model], default=0)), d.model)):
+        missing = deployment.limit - counts[deployment.model]
+        _take(deployment, missing, usable, sizes[deployment.model], reports.failed, counted=serving_counted)
+        if pace.is_over(len(usable)):
+            yield None
     for deployment in (d for d in by_name if d.limit and reports.surges.get(d.model)):
         missing = deployment.limit + reports.surges[deployment.model] - sum(deployment.model in room.placed for room in usable)
-        _take(deployment, missing, usable, reports.failed, serving_counted, surge=True)
-    _spread([d for d in by_name if not d.limit], usable)
-    return Placement(rooms)
+        sizes_now = [size for room in usable for size in room.sizes([deployment])]
+        _take(deployment, missing, usable, sizes_now, reports.failed, counted=serving_counted, surge=True)
+        if pace.is_over(len(usable)):
+            yield None
+    everywhere = [d for d in by_name if not d.limit]
+    for room in usable if everywhere else ():
+        _spread(everywhere, room)
+        if pace.is_over(len(everywhere)):
+            yield None
+    yield Placement(rooms)
+
+
+class _Pace:
+    """Counts how often a node was looked at for a model since the last step began."""
+
+    def __init__(self) -> None:
+        self._num_looks = 0
+
+    def is_over(self, num_looks: int) -> bool:
+        """Whether the step has lasted long enough after so many looks more."""
+        self._num_looks += num_looks
+        if self._num_looks < STEP:
+            return False
+        self._num_looks = 0
+        return True
 
 
 def _keep(deployments: Sequence[Deployment], rooms: Sequence[NodeRoom], reports: Reports) -> Counter[str]:
@@ -203,7 +250,7 @@ def _first(rooms: list[NodeRoom], limit: int, deployment: Deployment, everywhere
     if len(rooms) <= limit:
         return rooms
     model = deployment.model
-    options = (SpreadOption(room.lacks(deployment), (0.0, _hash(model, room.node.node_id)), room.node) for room in rooms)
+    options = (SpreadOption(room.lacks(deployment), (0.0, room.weight(model.encode())), room.node) for room in rooms)
     by_id = {room.node.node_id: room for room in rooms}
     return [by_id[node.node_id] for node in spread(options, max(0, limit), _present(model, everywhere))]
 
@@ -216,59 +263,57 @@ def _take(
     deployment: Deployment,
     missing: int,
     rooms: Sequence[NodeRoom],
+    sizes: Iterable[int],
     failed: Failed,
-    counted: Collection[str],
     *,
+    counted: Collection[str],
     surge: bool = False,
 ) -> None:
     """Puts a deployment on as many nodes as it lacks, if it fits on so many. `surge`: only on those of the best tier.
 
+    `sizes`: what it takes in each room, as `NodeRoom.sizes` says it. `counted`: the models that state a number of nodes.
     Last come nodes that failed to serve it: first those that still have it, so that a model that
     fails everywhere stays where it failed last.
     """
-    model = deployment.model
-
-    def option(room: NodeRoom) -> SpreadOption:
-        node, fails = room.node, room.fails(deployment)
-        has_failed = fails if node.plural else node.model == model
-        has_failed = has_failed or (node.node_id, model) in failed
-        displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != model
-        tier = (has_failed, has_failed and not (fails or room.starts(deployment)), displaces)
-        return SpreadOption(tier, (room.fraction(deployment), _hash(model, node.node_id)), node)
-
-    candidates = {room.node.node_id: room for room in rooms if model not in room.placed and room.fits(deployment)}
-    options = [option(room) for room in candidates.values()]
-    if surge:
-        options = [each for each in options if not any(each.tier)]
+    model, name = deployment.model, deployment.model.encode()
+    candidates: dict[str, NodeRoom] = {}
+    options: list[SpreadOption] = []
+    for room, size in zip(rooms, sizes, strict=True):
+        if model in room.placed or (fraction := room.fraction(deployment, size)) is None:
+            continue
+        node_id, has_failed = room.node.node_id, (room.node.node_id, model) in failed
+        tier = _BEST_TIER if room.blank and not has_failed else _tier(deployment, room, has_failed, counted)
+        if tier is _BEST_TIER or not surge or not any(tier):
+            candidates[node_id] = room
+            options.append(SpreadOption(tier, (fraction, room.weight(name)), room.node))
     for node in spread(options, missing, _present(model, rooms)):
         candidates[node.node_id].put(deployment)
 
 
-def _spread(everywhere: Sequence[Deployment], rooms: Iterable[NodeRoom]) -> None:
-    """Adds the deployments that want every node.
+def _tier(deployment: Deployment, room: NodeRoom, has_failed: bool, counted: Collection[str]) -> tuple[bool, ...]:
+    node, fails = room.node, room.fails(deployment)
+    has_failed = has_failed or (fails if node.plural else node.model == deployment.model)
+    displaces = room.displaces(deployment) if node.plural else node.model in counted and node.model != deployment.model
+    return has_failed, has_failed and not (fails or room.starts(deployment)), displaces
+
+
+def _spread(everywhere: Sequence[Deployment], room: NodeRoom) -> None:
+    """Adds the deployments that want every node to one.
 
     An older node takes one: what it serves, otherwise the hash decides.
     """
-    if not everywhere:
-        return
-    for room in rooms:
-        for deployment in _largest_first(everywhere, room) if room.node.plural else _one_of(everywhere, room.node):
-            if deployment.model not in room.placed and room.fits(deployment):
-                room.put(deployment)
+    for deployment in _largest_first(everywhere, room) if room.node.plural else _one_of(everywhere, room):
+        if deployment.model not in room.placed and room.fits(deployment):
+            room.put(deployment)
 
 
 def _largest_first(everywhere: Sequence[Deployment], room: NodeRoom) -> list[Deployment]:
     return sorted(everywhere, key=lambda d: (-(room.memory(d) or 0), d.model))
 
 
-def _one_of(everywhere: Sequence[Deployment], node: Node) -> list[Deployment]:
-    served = [d for d in everywhere if d.model == node.model]
-    return served or [min(everywhere, key=lambda d: _hash(d.model, node.node_id))]
-
-
-def _size(deployment: Deployment, rooms: Iterable[NodeRoom]) -> int:
-    """Returns the most memory that the deployment takes on any node."""
-    return max((room.memory(deployment) or 0 for room in rooms), default=0)
+def _one_of(everywhere: Sequence[Deployment], room: NodeRoom) -> list[Deployment]:
+    served = [d for d in everywhere if d.model == room.node.model]
+    return served or [min(everywhere, key=lambda d: room.weight(d.model.encode()))]
 
 
 def _without(room: NodeRoom, model: str, needs: Mapping[str, ModelNeed]) -> NodeRoom:
@@ -279,7 +324,3 @@ def _without(room: NodeRoom, model: str, needs: Mapping[str, ModelNeed]) -> Node
         if placed.model != model:
             other.put(placed)
     return other
-
-
-def _hash(model: str, node_id: str) -> bytes:
-    return blake2b(f"{node_id}\0{model}".encode(), digest_size=8).digest()

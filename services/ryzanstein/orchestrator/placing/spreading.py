@@ -43,10 +43,12 @@ def _of_tier(
 ) -> Iterator[Node]:
     """Yields nodes and counts them. A choice changes the place of its own zone and host alone, so both are kept in heaps."""
     left: dict[tuple[str, str], list[SpreadOption]] = defaultdict(list)
-    for option in sorted(options, key=lambda option: option.rank, reverse=True):
+    for option in options:
         left[option.node.zone, option.node.machine].append(option)
     best: dict[str, list[tuple[int, tuple[float, bytes], str]]] = defaultdict(list)
     for (zone, host), those in left.items():
+        if len(those) > 1:
+            those.sort(key=lambda option: option.rank, reverse=True)
         best[zone].append((hosts[zone, host], those[-1].rank, host))
     for each in best.values():
         heapq.heapify(each)

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import structlog
+
+from ryzanstein.rpc.tls.handshake_counts import HandshakeCounts
 
 log = structlog.get_logger(__name__)
 
@@ -41,16 +42,6 @@ class HandshakeBounds:
     timeout_s: float = 10.0
     silent_s: float = 0.1
     fair_s: float = 1.0
-
-
-class HandshakeCounts(Protocol):
-    """A gauge of the handshakes that are not complete, and a counter of the others by outcome."""
-
-    @property
-    def open(self) -> Any: ...
-
-    @property
-    def ended(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class TlsListener:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._accepting = False
         if tls.metrics is not None:
-            tls.metrics.open.set_function(lambda: self._num_open)
+            tls.metrics.watch(lambda: self._num_open)
 
     def start(self, backlog: int) -> None:
         """Accepts from now on."""
@@ -197,7 +188,8 @@ class TlsListener:
         except OSError:
             first = b""
         if not first:
-            self._drop(half, "failed")
+            self._failed(half, ConnectionResetError())
+            self._close(half)
         elif first[0] != _HANDSHAKE:
             self._answer_plainly(half)
         else:
@@ -230,23 +222,34 @@ class TlsListener:
                 self._new_protocol, half.sock, ssl=self._context(), ssl_shutdown_timeout=self._closing_s
             )
         except OSError as error:  # also what OpenSSL says
-            self._ended(half, "failed")
+            self._failed(half, error)
             log.debug("handshake failed", error=getattr(error, "reason", None) or str(error) or type(error).__name__)
-        except Exception:
-            self._ended(half, "failed")
+        except Exception as error:
+            self._failed(half, error)
             log.exception("handshake failed")
         else:
             self._ended(half, "done")
 
     def _ended(self, half: _Half, outcome: str) -> None:
+        self._leave(half)
+        if self._metrics is not None:
+            self._metrics.ended(outcome)
+
+    def _failed(self, half: _Half, error: Exception) -> None:
+        self._leave(half)
+        if self._metrics is not None:
+            self._metrics.failed(error)
+
+    def _leave(self, half: _Half) -> None:
         self._silent.pop(half, None)
         self._begun.pop(half, None)
-        if self._metrics is not None:
-            self._metrics.ended.labels(outcome).inc()
 
     def _drop(self, half: _Half, outcome: str) -> None:
         """Ends a handshake and closes its connection."""
         self._ended(half, outcome)
+        self._close(half)
+
+    def _close(self, half: _Half) -> None:
         if half.task is not None:
             half.task.cancel()
         if not half.begun:  # else its transport closes it

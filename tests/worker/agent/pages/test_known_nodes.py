@@ -145,6 +145,19 @@ async def test_who_left_is_known_for_a_minute() -> None:
     assert known.nodes.digest == b"3"
 
 
+async def test_a_change_is_taken_by_a_node_that_knows_what_it_starts_from() -> None:
+    known = Known()
+    known.nodes.follow(MemberAddresses(b"1", ("10.0.0.1:1", "10.0.0.2:1")))
+    known.nodes.follow(MemberAddresses(b"2", ("10.0.0.3:1",), b"1", ("10.0.0.2:1",)))
+    assert ("10.0.0.1:1" in known.nodes, "10.0.0.3:1" in known.nodes, known.nodes.digest) == (True, True, b"2")
+    known.nodes.follow(MemberAddresses(b"3", ("10.0.0.4:1",), b"1", ("10.0.0.1:1",)))
+    assert ("10.0.0.4:1" in known.nodes, known.nodes.digest) == (False, b"2"), "another beat was answered first"
+    known.now += 59
+    assert "10.0.0.2:1" in known.nodes
+    known.now += 2
+    assert ("10.0.0.1:1" in known.nodes, "10.0.0.2:1" in known.nodes) == (True, False)
+
+
 async def test_nobody_who_asks_makes_a_node_beat_without_end() -> None:
     known = Known()
     known.nodes.follow(MemberAddresses(b"1", ("10.0.0.1:1",)))

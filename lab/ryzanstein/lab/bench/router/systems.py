@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -27,13 +28,15 @@ _STOP_S = 5.0
 class System:
     """A system that takes calls at `port`.
 
-    `process` is None for `direct`, where clients call the node itself. `headers` are sent with each request.
+    `process` is None for `direct`, where clients call the node itself. `headers` are sent with each request,
+    with `tls` if its port speaks TLS.
     """
 
     name: str
     port: int
     process: psutil.Process | None
     headers: tuple[tuple[str, str], ...] = ()
+    tls: ssl.SSLContext | None = None
 
     def cpu_s(self) -> float:
         return cpu_s(self.process)

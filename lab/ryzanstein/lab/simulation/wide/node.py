@@ -292,7 +292,8 @@ class WideMember:
     def report(self) -> NodeReport:
         beat = self._node.beat()
         needs = tuple(ModelNeed(path, _MODEL_BYTES) for path in self._asked)
-        return NodeReport(beat, self._reports(beat), _MEMORY_BYTES, needs, self._known.digest)
+        digest = self._known.digest
+        return NodeReport(beat, self._reports(beat), _MEMORY_BYTES, needs, digest, takes_member_changes=True)
 
     def _reports(self, beat: Beat) -> tuple[ModelReport, ...]:
         report = ModelReport(

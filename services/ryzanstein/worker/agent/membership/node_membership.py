@@ -69,7 +69,7 @@ class NodeMember:
     def report(self) -> NodeReport:
         needs = self._deployed.needs()
         beat, digests = self._models.first.node.beat(), (self._known.digest, self._adapters.digest)
-        return NodeReport(beat, self._deployed.reports(), self._memory.total, needs, *digests, self._deployed.starts())
+        return NodeReport(beat, self._deployed.reports(), self._memory.total, needs, *digests, self._deployed.starts(), True)
 
     def follow(self, instruction: Instruction) -> None:
         if instruction.members is not None:

@@ -22,6 +22,7 @@ from ryzanstein.rpc.http2.serving.call import CallDetails, ServerCall
 from ryzanstein.rpc.http2.serving.connection import DRAIN_S, ServerConnection
 from ryzanstein.rpc.http2.serving.half_sent import HalfSentMessages
 from ryzanstein.rpc.http2.serving.listening import bound_sockets
+from ryzanstein.rpc.tls.handshake_counts import HandshakeCounts
 from ryzanstein.rpc.tls.listener import HandshakeBounds, Handshakes, TlsListener
 
 _BACKLOG = 4096
@@ -65,7 +66,7 @@ class Http2Server:
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}
         self._sockets: list[socket.socket] = []
-        self._tls_sockets: list[tuple[socket.socket, Callable[[], ssl.SSLContext]]] = []
+        self._tls_sockets: list[tuple[socket.socket, Handshakes]] = []
         self._servers: list[asyncio.Server | TlsListener] = []
         self._listening: list[socket.socket] = []
         self._connections: dict[ServerConnection, asyncio.TimerHandle | None] = {}
@@ -88,10 +89,11 @@ class Http2Server:
         self._sockets += sockets
         return int(sockets[0].getsockname()[1])
 
-    def add_tls_port(self, address: str, context: Callable[[], ssl.SSLContext]) -> int:
+    def add_tls_port(self, address: str, context: Callable[[], ssl.SSLContext], metrics: HandshakeCounts | None = None) -> int:
         """Binds host:port for connections with TLS, each with the context as it is then; as `add_insecure_port`."""
         sockets = self._bound(address)
-        self._tls_sockets += [(sock, context) for sock in sockets]
+        tls = Handshakes(context, metrics, HandshakeBounds(timeout_s=self.handshake_s), DRAIN_S)
+        self._tls_sockets += [(sock, tls) for sock in sockets]
         return int(sockets[0].getsockname()[1])
 
     def _bound(self, address: str) -> list[socket.socket]:
@@ -105,9 +107,8 @@ class Http2Server:
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             self._servers.append(await loop.create_server(lambda: ServerConnection(self), sock=sock, backlog=_BACKLOG))
-        bounds = HandshakeBounds(timeout_s=self.handshake_s)
-        for sock, context in self._tls_sockets:
-            listener = TlsListener(sock, Handshakes(context, bounds=bounds, closing_s=DRAIN_S), lambda: ServerConnection(self))
+        for sock, tls in self._tls_sockets:
+            listener = TlsListener(sock, tls, lambda: ServerConnection(self))
             listener.start(_BACKLOG)
             self._servers.append(listener)
             self._listening.append(sock)

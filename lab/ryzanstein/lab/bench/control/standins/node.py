@@ -138,11 +138,12 @@ class StandInNode:
 
     def report(self) -> NodeReport:
         beat = self._beat()
-        return NodeReport(beat, self._reports(beat.load), _MEMORY_BYTES, (), self._digest, b"")
+        reports = self._reports(beat.load)
+        return NodeReport(beat, reports, _MEMORY_BYTES, (), self._digest, b"", takes_member_changes=True)
 
     def follow(self, instruction: Instruction) -> None:
         self.registered = self.rejoined = True
-        if isinstance(instruction.members, MemberAddresses):
+        if isinstance(instruction.members, MemberAddresses) and instruction.members.since in (b"", self._digest):
             self._digest = instruction.members.digest
 
     async def wanted(self, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -117,11 +118,15 @@ class StreamLoad:
 
 @contextlib.asynccontextmanager
 async def connections(
-    port: int, number: int, window_bytes: int = WINDOW_BYTES, headers: Headers = ()
+    port: int,
+    number: int,
+    window_bytes: int = WINDOW_BYTES,
+    headers: Headers = (),
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[list[Http2Connection]]:
     """Opens connections, and closes them at the end."""
     async with contextlib.AsyncExitStack() as stack:
-        opened = [await connect(port, window_bytes, headers) for _ in range(number)]
+        opened = [await connect(port, window_bytes, headers, tls) for _ in range(number)]
         for connection in opened:
             stack.callback(connection.transport.abort)
         yield opened
@@ -138,12 +143,12 @@ async def answer_once(connection: Http2Connection, script: Script) -> StreamTall
     return await load.stop(_READY_S)
 
 
-async def ready(port: int, headers: Headers = ()) -> None:
+async def ready(port: int, headers: Headers = (), tls: ssl.SSLContext | None = None) -> None:
     """Returns when a complete answer arrives. Raises UNAVAILABLE if none does in time."""
     deadline = time.monotonic() + _READY_S
     problem = "no answer"
     while time.monotonic() < deadline:
-        async with connections(port, 1, headers=headers) as (connection,):
+        async with connections(port, 1, headers=headers, tls=tls) as (connection,):
             tally = await answer_once(connection, Script(tokens=2))
         if not tally.problems:
             return

@@ -13,6 +13,6 @@ async def first_tokens_s(system: System, answers: int) -> list[float]:
     A time is from the request's last byte written to the first token read. The first few are not
     counted.
     """
-    async with connections(system.port, 1, headers=system.headers) as (connection,):
+    async with connections(system.port, 1, headers=system.headers, tls=system.tls) as (connection,):
         tallies = [await answer_once(connection, Script(tokens=1)) for _ in range(answers + answers // 10)]
     return [tally.first_tokens_s[0] for tally in tallies[answers // 10 :] if tally.first_tokens_s]

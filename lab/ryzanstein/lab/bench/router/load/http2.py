@@ -9,6 +9,7 @@ nearly all are, are decoded once.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -166,8 +167,11 @@ class Http2Connection(asyncio.Protocol):
             self._end(stream_id, problem)
 
 
-async def connect(port: int, window_bytes: int = WINDOW_BYTES, headers: Headers = ()) -> Http2Connection:
+async def connect(
+    port: int, window_bytes: int = WINDOW_BYTES, headers: Headers = (), tls: ssl.SSLContext | None = None
+) -> Http2Connection:
     """Connects to a server on this machine; `headers` are sent with each request. Raises OSError if there is none."""
     made = lambda: Http2Connection(f"127.0.0.1:{port}", window_bytes, headers)  # noqa: E731
-    _, connection = await asyncio.get_running_loop().create_connection(made, "127.0.0.1", port)
+    name = None if tls is None else "localhost"
+    _, connection = await asyncio.get_running_loop().create_connection(made, "127.0.0.1", port, ssl=tls, server_hostname=name)
     return connection

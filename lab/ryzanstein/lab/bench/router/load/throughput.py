@@ -61,7 +61,7 @@ async def short_answers(system: System, node: BenchNode, streams: int, seconds: 
 
 
 async def _measure(system: System, node: BenchNode, script: Script, streams: int, seconds: float) -> Throughput:
-    async with connections(system.port, connections_for(streams), headers=system.headers) as opened:
+    async with connections(system.port, connections_for(streams), headers=system.headers, tls=system.tls) as opened:
         load = StreamLoad(opened, script)
         load.start(streams)
         await asyncio.sleep(_WARM_UP_S)

@@ -46,10 +46,17 @@ class KnownNodes:
         return self._until.get(address, 0.0) > self._clock()
 
     def follow(self, members: MemberAddresses) -> None:
-        """Takes the addresses of all nodes. Those that are no longer among them are known for a minute."""
+        """Takes the addresses of all nodes, or what changed. Those that are no longer among them are known for a minute.
+
+        Ignores the change of other addresses than those that it was told last: the next beat says which these are.
+        """
+        if members.since and members.since != self.digest:
+            return
         now = self._clock()
-        kept = {address: min(until, now + _KEPT_S) for address, until in self._until.items() if until > now}
-        self._until = kept | dict.fromkeys(members.addresses, math.inf)
+        gone = members.removed if members.since else self._until
+        going = {address: min(self._until.get(address, 0.0), now + _KEPT_S) for address in gone}
+        known = {**self._until, **going, **dict.fromkeys(members.addresses, math.inf)}
+        self._until = {address: until for address, until in known.items() if until > now}
         self.digest = members.digest
         self._learned.set()
 
