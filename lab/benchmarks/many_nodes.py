@@ -17,7 +17,6 @@ import asyncio
 import json
 import statistics
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -28,6 +27,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from ryzanstein.cli.status.scrape import page
 from ryzanstein.lab.bench.control.cluster import ControlCluster, control_cluster
 from ryzanstein.lab.bench.control.plan import ControlCell
 from ryzanstein.lab.bench.descriptors import raise_descriptor_limit
@@ -36,7 +36,7 @@ from ryzanstein.lab.bench.router.load.http2 import Http2Connection
 from ryzanstein.lab.bench.router.scripted.script import Script
 
 SCRIPT = Script(tokens=4, model="model-0")
-REST_S, WARM_S, AWAKE_S, LIMIT_S = 14.0, 3.0, 7.0, 60.0
+REST_S, WARM_S, AWAKE_S, SCRAPE_S, LIMIT_S = 14.0, 3.0, 7.0, 30.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,7 @@ class MeasuredRouter:
         return float(times.user + times.system)
 
     def suspected(self) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as page:
-            lines = page.read().decode().splitlines()
+        lines = page(f"http://127.0.0.1:{self._metrics}/metrics", SCRAPE_S).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("ryzanstein_router_suspicions_total"))
 
     async def window(self, seconds: float, load: StreamLoad | None = None) -> Window:
