@@ -28,7 +28,8 @@ class _Place:
 
     def has_heard(self, node: Node) -> bool:
         """Whether the node has heard by now that it was told otherwise."""
-        self.beats.add(node.beat_time)
+        if len(self.beats) <= _BEATS_TO_SHOW:  # more tell nothing new, and a change may last for days
+            self.beats.add(node.beat_time)
         return len(self.beats) > _BEATS_TO_SHOW
 
     def is_over(self, now: float) -> bool:
@@ -63,7 +64,7 @@ class WavePlaces:
         return place is not None and place.beside
 
     def tell(self, node_id: str, revision: int, *, beside: bool) -> None:
-        """Notes that a node is told to change to a revision from now on."""
+        """Records that a node was told to change to a revision."""
         self._places[node_id] = _Place(revision, beside)
 
     def leave(self, node_id: str) -> None:

@@ -19,7 +19,7 @@ from ryzanstein.router.choose.rendezvous import scaled, weights
 
 _HEAD = 4  # nodes of a key: its own, its backup, and two where these are away or have failed
 _FEW = 8  # of so many nodes, one is scored for itself
-_FOLLOWED = 64  # changes of the nodes after which the head of a key is brought up to date, and not made anew
+_FOLLOWED = 64  # after more changes of the nodes, the first nodes of a key are computed from all nodes again
 
 _Order = TypeVar("_Order")
 

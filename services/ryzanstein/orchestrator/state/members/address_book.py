@@ -17,7 +17,7 @@ from ryzanstein.cluster import MemberAddresses, Node, NodeReport
 _FEW = 20
 _TELL_S = 0.005  # between two messages of many addresses to one node, for each node: at 1,000 nodes 5 s
 _SHORT = 16
-_KEPT = 256  # earlier lists of addresses, of 8 KB each at 1,000 nodes
+_KEPT = 64  # earlier sets of addresses, of 33 KB each at 1,000 nodes
 
 
 class AddressBook:
