@@ -101,7 +101,7 @@ async def test_models_are_deployed_beside_what_the_node_serves_and_removed_again
 async def test_a_new_version_is_loaded_beside_the_old_one_which_ends_what_it_began(
     joined: Any, orchestrator: SmallOrchestrator, connect: Any, attempt: Any, copy_of_demo: Path
 ) -> None:
-    node = await joined()
+    node = await joined("--drain-grace-s", "120")
     old = node.rank_pids()
     asked = attempt("Count from 1 to 200.", max_tokens=1900, ignore_eos=True)
     async with connect(node.address) as link:
@@ -112,7 +112,7 @@ async def test_a_new_version_is_loaded_beside_the_old_one_which_ends_what_it_beg
         await orchestrator.until(ready("demo", 1), 100)
         after = await link.run(attempt("Count from 1 to 9.", max_tokens=20))
         assert after.text() == COUNTED
-        done = await link.wait(before, lambda stream: bool(stream.finished) or stream.failed is not None, 60)
+        done = await link.wait(before, lambda stream: bool(stream.finished) or stream.failed is not None, 100)
         assert (done.failed, done.indices()) == (None, list(range(1900)))
         assert {beat.state for _, beat in link.beats} == {READY}, "it never stops to serve"
         assert set(node.rank_pids()).isdisjoint(old)

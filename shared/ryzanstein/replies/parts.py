@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import groupby
 from typing import NamedTuple
 
 from ryzanstein.generation.reply_format import ReplyFormat
@@ -123,15 +124,16 @@ class Sink:
     def taken(self) -> list[Part]:
         """Returns the parts since the last time, neighbours of one kind joined."""
         parts, self._parts = self._parts, []
-        joined: list[Part] = []
-        for part in parts:
-            before = joined[-1] if joined else None
-            if isinstance(part, CallDelta) and isinstance(before, CallDelta) and before.index == part.index:
-                joined[-1] = replace(before, arguments=before.arguments + part.arguments)
-            elif isinstance(part, Content) and isinstance(before, Content):
-                joined[-1] = Content(before.text + part.text)
-            elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
-                joined[-1] = Reasoning(before.text + part.text)
-            else:
-                joined.append(part)
-        return joined
+        return parts if len(parts) < 2 else [_as_one(list(alike)) for _, alike in groupby(parts, _kind)]
+
+
+def _kind(part: Part) -> tuple[type[Part], int]:
+    return type(part), part.index if isinstance(part, CallDelta) else 0
+
+
+def _as_one(parts: list[Part]) -> Part:
+    """Joins parts of one kind; all at once, since an answer may consist of 100,000."""
+    first = parts[0]
+    if isinstance(first, CallDelta):
+        return replace(first, arguments="".join(part.arguments for part in parts if isinstance(part, CallDelta)))
+    return type(first)("".join(part.text for part in parts if not isinstance(part, CallDelta)))
