@@ -83,7 +83,7 @@ async def test_a_quiet_link_may_be_silent_for_several_of_its_beats(reading: Read
     began = time.monotonic()
     async with asyncio.timeout(20):
         assert await reading.error() == "ROUTER_SILENT"
-    assert time.monotonic() - began >= 4 * reading.link.quiet_s
+    assert time.monotonic() - began >= 3.9 * reading.link.quiet_s, "4, but a loop rounds its timers"
 
 
 async def test_a_frame_that_waits_for_room_is_no_silence() -> None:
