@@ -44,8 +44,8 @@ test: dev ## The tests of every rule and one of each kind with real processes, w
 	@bash .ci/parts tests
 	@$(PYTEST) -m "not long and not lab" $(OUTCOME)
 
-test-long: dev parts ## The tests that `make test` leaves out because they take long
-	@$(PYTEST) -m "long and not lab" $(OUTCOME)
+test-long: dev parts ## The tests that `make test` leaves out because they take long (WITHIN=N: those that begin within N seconds)
+	@$(PYTEST) $(WITHIN:%=-p tests.bounded --no-loadscope-reorder --within %) -m "long and not lab" $(OUTCOME)
 
 test-all: test test-long ## Everything that must pass before a change lands, but the machines
 
