@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from ryzanstein.cluster import Beat, Load, NodeState, Numerics
 from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.link import IDLE_BEAT_S, WORKING_BEAT_S, ScriptedLink
@@ -14,11 +15,13 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.worker.agent.routers import QUIET_AFTER_S
 
 CAPACITY, CONTEXT_LENGTH = 64, 32_768
+_BLOCKS = 4096
 ROUTER_SILENCE_S = 5.0
 _BEATS_MISSED, _LATE = 4, 1.25
 # As long as those of a node.
 _NUMERICS = "cpu bfloat16 float32 avx512_bf16 int8 blocks 32 groups 128 heads 64 rope 10000 kernels 41 torch 2.11.0"
 _DIGEST = bytes(32)
+_COMPUTED = Numerics(_NUMERICS, _DIGEST)
 
 
 @dataclass(slots=True)
@@ -44,12 +47,26 @@ class StandInState:
             model=model,
             context_length=CONTEXT_LENGTH,
             load=worker.Load(
-                running=running or int(self.busy), capacity=CAPACITY, kv_blocks_used=running, kv_blocks_total=4096
+                running=running or int(self.busy), capacity=CAPACITY, kv_blocks_used=running, kv_blocks_total=_BLOCKS
             ),
             step=self.beats,  # work that is pending moves
             other_models=self.models[1:] if first else (),
             numerics=_NUMERICS,
             weights_digest=_DIGEST,
+        )
+
+    def report(self, running: int) -> Beat:
+        """Returns what `beat` says of the first model, for the orchestrator."""
+        self.beats += 1
+        return Beat(
+            self.beats,
+            NodeState.READY,
+            self.models[0],
+            CONTEXT_LENGTH,
+            Load(running or int(self.busy), 0, CAPACITY, running, _BLOCKS),
+            self.beats,
+            other_models=self.models[1:],
+            numerics=_COMPUTED,
         )
 
 

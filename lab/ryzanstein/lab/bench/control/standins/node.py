@@ -21,7 +21,6 @@ from ryzanstein.lab.bench.control.standins.traffic import CountingDialer, Traffi
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.rpc.server import RpcServer
 from ryzanstein.v1 import worker_pb2 as worker
-from ryzanstein.wire.membership import beat_from_wire
 from ryzanstein.worker.agent.membership.node_membership import NodeMembership
 from ryzanstein.worker.telemetry.node_metrics import NodeMetrics
 
@@ -152,7 +151,7 @@ class StandInNode:
         await asyncio.sleep(timeout_s)
 
     def _beat(self) -> Beat:
-        return beat_from_wire(self.state.beat(self.state.models[0], sum(link.running for link in self.links)))
+        return self.state.report(sum(link.running for link in self.links))
 
     def _reports(self, load: Load) -> tuple[ModelReport, ...]:
         return tuple(
