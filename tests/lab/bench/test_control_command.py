@@ -27,7 +27,7 @@ async def bench(*options: str) -> tuple[int | None, str]:
 
 async def test_every_phase_of_a_small_cluster_converges_and_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
-    options = ("--nodes", str(NODES), "--routers", "1", "--models", "2", "--seconds", "2", "--silence", "6")
+    options = ("--nodes", str(NODES), "--routers", "1", "--models", "2", "--seconds", "3", "--silence", "6")
     code, complained = await bench(*options, "--json", str(path))
     assert code == 0, complained
     document = json.loads(path.read_text())

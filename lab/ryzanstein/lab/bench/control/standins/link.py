@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from ryzanstein.cluster import Beat, Load, NodeState, Numerics
 from ryzanstein.generation.request import CACHE_SCOPES
 from ryzanstein.lab.bench.router.scripted.engine import ScriptedEngine
 from ryzanstein.lab.bench.router.scripted.link import IDLE_BEAT_S, WORKING_BEAT_S, ScriptedLink
@@ -15,11 +15,13 @@ from ryzanstein.v1 import worker_pb2 as worker
 from ryzanstein.worker.agent.routers import QUIET_AFTER_S
 
 CAPACITY, CONTEXT_LENGTH = 64, 32_768
+_BLOCKS = 4096
 ROUTER_SILENCE_S = 5.0
 _BEATS_MISSED, _LATE = 4, 1.25
 # As long as those of a node.
 _NUMERICS = "cpu bfloat16 float32 avx512_bf16 int8 blocks 32 groups 128 heads 64 rope 10000 kernels 41 torch 2.11.0"
 _DIGEST = bytes(32)
+_COMPUTED = Numerics(_NUMERICS, _DIGEST)
 
 
 @dataclass(slots=True)
@@ -45,12 +47,26 @@ class StandInState:
             model=model,
             context_length=CONTEXT_LENGTH,
             load=worker.Load(
-                running=running or int(self.busy), capacity=CAPACITY, kv_blocks_used=running, kv_blocks_total=4096
+                running=running or int(self.busy), capacity=CAPACITY, kv_blocks_used=running, kv_blocks_total=_BLOCKS
             ),
             step=self.beats,  # work that is pending moves
             other_models=self.models[1:] if first else (),
             numerics=_NUMERICS,
             weights_digest=_DIGEST,
+        )
+
+    def report(self, running: int) -> Beat:
+        """Returns what `beat` says of the first model, for the orchestrator."""
+        self.beats += 1
+        return Beat(
+            self.beats,
+            NodeState.READY,
+            self.models[0],
+            CONTEXT_LENGTH,
+            Load(running or int(self.busy), 0, CAPACITY, running, _BLOCKS),
+            self.beats,
+            other_models=self.models[1:],
+            numerics=_COMPUTED,
         )
 
 
@@ -67,11 +83,14 @@ class StandInLink(ScriptedLink):
         self._to_acknowledge = 0
         self._told_work = False
         self._heard_at = time.monotonic()
+        self._surely_s = min(_BEATS_MISSED * quiet_s or ROUTER_SILENCE_S, ROUTER_SILENCE_S)
 
     @property
     def alive(self) -> bool:
         """Whether its router was heard lately: a process that stood still has links that are gone."""
-        return time.monotonic() < self._heard_at + (_BEATS_MISSED * self._quiet_s if self._quiet else ROUTER_SILENCE_S)
+        heard_s = time.monotonic() - self._heard_at
+        # This is asked of every link 20 times a second, and whether it is quiet matters to few.
+        return heard_s < self._surely_s or heard_s < (_BEATS_MISSED * self._quiet_s if self._quiet else ROUTER_SILENCE_S)
 
     @property
     def _quiet(self) -> bool:
@@ -118,10 +137,7 @@ class StandInLink(ScriptedLink):
         yield worker.ConnectResponse(hello=hello)
         last_beat = time.monotonic()
         while self.alive:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(last_beat + self._interval_s - time.monotonic()):
-                    await self._news.wait()
-            self._news.clear()
+            await self._news_within(last_beat + self._interval_s - time.monotonic())
             if self._to_acknowledge and self._quiet:
                 last_beat = time.monotonic()
                 yield worker.ConnectResponse(beat=self._beat())
@@ -133,3 +149,12 @@ class StandInLink(ScriptedLink):
             if time.monotonic() >= last_beat + self._interval_s:
                 last_beat = time.monotonic()
                 yield worker.ConnectResponse(beat=self._beat())
+
+    async def _news_within(self, seconds: float) -> None:
+        """Returns when there is news, or the time is over. A bare timer: `asyncio.timeout` costs each frame more."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            timer.cancel()
+        self._news.clear()
