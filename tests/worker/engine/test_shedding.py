@@ -138,6 +138,18 @@ def test_the_refusal_says_when_to_come_back_and_then_there_is_room(timed, group)
     assert 1000 not in it.failed
 
 
+def test_a_prompt_that_alone_takes_longer_than_the_objective_is_refused_for_a_wait_and_not_for_itself(timed, group) -> None:
+    it = timed(ttft_objective_s=0.05)
+    warm_up(it, group, SIZES["max_sequences"])
+    it.engine.submit(group(1, list(range(500)), max_tokens=1))
+    it.engine.submit(group(2, list(range(500, 1000)), max_tokens=1))
+    it.drain()
+    assert list(it.failed) == [2], "it would wait for the first"
+    it.engine.submit(group(3, list(range(500, 1000)), max_tokens=1))
+    it.drain()
+    assert list(it.failed) == [2], "and is served when it need not wait"
+
+
 def test_a_deadline_that_cannot_be_met_is_refused_before_any_work_and_not_when_it_has_passed(timed, group) -> None:
     it = timed()
     warm_up(it, group)

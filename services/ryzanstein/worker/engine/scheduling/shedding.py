@@ -35,11 +35,12 @@ from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT, Seq
 class Wait:
     """What a waiting sequence may expect, in seconds from now.
 
-    `finish_s` is the time until its last token. For a sequence that need not wait for a place it is
+    `start_s` is the time until the first step that computes its prompt. `finish_s` is the time until its last token. For a sequence that need not wait for a place it is
     `first_token_s`: refusing it gains nothing, however long its answer is.
     """
 
     sequence: Sequence
+    start_s: float
     first_token_s: float
     finish_s: float
 
@@ -83,7 +84,7 @@ class WaitForecast:
         start_s = max(place_s, self._pace.prefill_s(self._prefill_ahead, self._room))
         first_token_s = start_s + self._pace.prefill_s(self._scheduler.num_uncached(sequence), self._room)
         answer_s = self._pace.step_s * self._pace.mean_share * sequence.num_allowed if place_s else 0.0
-        return Wait(sequence, first_token_s, first_token_s + answer_s)
+        return Wait(sequence, start_s, first_token_s, first_token_s + answer_s)
 
     def _places_s(self, num_wanted: int) -> float:
         """Returns the time until so many places are free, including those that are free now."""
@@ -110,7 +111,8 @@ def _free_in(scheduler: SequenceScheduler, pace: StepPace) -> list[float]:
 
 LOOK_EVERY_S = 0.02
 # A group that joins must have a fifth of the objective to spare: estimates may be wrong by that
-# much before a group that was accepted is refused.
+# much before a group that was accepted is refused. Who waits less than that fifth is not refused: a prompt
+# that alone takes longer than the objective would be refused for ever, on an idle node too.
 HEADROOM = 0.8
 LEAST_RETRY_S, LONGEST_RETRY_S = 0.05, 60.0
 
@@ -165,9 +167,10 @@ class Shedding:
         left_s = math.inf if group.message.deadline is None else group.message.deadline - now
         if wait.finish_s > left_s:
             return errors.deadline_unreachable(wait.finish_s, left_s, _bounded(wait.finish_s - left_s))
-        expected_s = now - group.arrived + wait.first_token_s
+        waited_s = now - group.arrived
+        expected_s = waited_s + wait.first_token_s
         allowed_s = self._objective_s * (1.0 if group.accepted else HEADROOM)
-        if expected_s > allowed_s:
+        if expected_s > allowed_s and waited_s + wait.start_s > (1 - HEADROOM) * self._objective_s:
             return errors.too_busy(expected_s, self._objective_s, _bounded(expected_s - allowed_s))
         group.accepted = True
         return None
