@@ -1,23 +1,28 @@
 """Measures what a request costs a router beside few and beside many nodes, as a ratio of one run.
 
-    .venv/bin/python lab/benchmarks/many_nodes.py [--nodes 2 1000] [--streams 1 8 64] [--users 4000] [--seconds 10] [--rounds 3]
+    .venv/bin/python lab/benchmarks/many_nodes.py [--nodes 8 1000] [--streams 1 8] [--users 200] [--seconds 10] [--rounds 3]
         [--json FILE]
 
-The cluster of `ryzanstein bench control` runs: a real orchestrator and router, and nodes without ranks that answer from a
-script, four tokens each. Each request is of the next of `--users`, whose name is its key; 0: of one who never asked. `request`:
-the router's processor time per request, in microseconds, less what it takes right after the load, while the nodes still beat as
-often as at work. `with beats`: less only what it takes while all nodes are quiet, so the beats of all nodes that few requests
-woke are in it. The median of the rounds counts. `suspected`: how often the router took a node for silent meanwhile.
+Two clusters of `ryzanstein bench control` run all the time, of few and of many nodes: each a real orchestrator and router, and
+nodes without ranks that answer from a script, four tokens each. One is measured while the other rests, in turn, so that the
+rest of the machine is as busy for both: a thousand idle nodes take cores and caches away from whatever is measured beside
+them. Streams that share a node share writes: give both clusters at least as many nodes as streams.
+
+Each request is of the next of `--users`, whose name is its key; 0: of one who never asked. `request`: the router's processor
+time per request, in microseconds, less what it takes right after the load, while the nodes still beat as often as at work.
+`with beats`: less only what it takes while all nodes are quiet, so the beats of all nodes that few requests woke are in it. The
+median of the rounds counts. `suspected`: how often the router took a node for silent meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -77,6 +82,9 @@ class Round:
         return 1e6 * (self.loaded.cores - less.cores) / max(1.0, self.requests_s)
 
 
+Rounds = dict[int, list[Round]]
+
+
 class UsersLoad(StreamLoad):
     """Keeps answers running, each of another user than the one before. `users` 0: of one who never asked."""
 
@@ -118,8 +126,9 @@ class MeasuredRouter:
         return Window(took_s, cpu_s, num, await asyncio.to_thread(self.suspected) - suspected)
 
 
-async def measured(nodes: int, streams: list[int], users: int, seconds: float, rounds: int) -> dict[int, list[Round]]:
-    """Returns the rounds of each number of streams."""
+@contextlib.asynccontextmanager
+async def measured_router(nodes: int) -> AsyncIterator[MeasuredRouter]:
+    """A router beside so many nodes that have all joined."""
     with tempfile.TemporaryDirectory(prefix="many-nodes-") as folder:
         async with control_cluster(ControlCell(nodes, 1), Path(folder)) as cluster:
             await cluster.order("join", nodes=None)
@@ -127,13 +136,20 @@ async def measured(nodes: int, streams: list[int], users: int, seconds: float, r
                 while cluster.links != nodes:
                     cluster.changed.clear()
                     await cluster.changed.wait()
-            router = MeasuredRouter(cluster)
-            found: dict[int, list[Round]] = {num: [] for num in streams}
-            asked = count()
-            for _ in range(rounds):
-                for num in streams:
-                    found[num].append(await one_round(router, num, users, asked, seconds))
-            return found
+            yield MeasuredRouter(cluster)
+
+
+async def measured(sizes: list[int], streams: list[int], users: int, seconds: float, rounds: int) -> dict[int, Rounds]:
+    """Returns the rounds of each number of streams, by the number of nodes."""
+    found: dict[int, Rounds] = {nodes: {num: [] for num in streams} for nodes in sizes}
+    asked = {nodes: count() for nodes in sizes}
+    async with contextlib.AsyncExitStack() as stack:
+        routers = {nodes: await stack.enter_async_context(measured_router(nodes)) for nodes in sizes}
+        for _ in range(rounds):
+            for num in streams:
+                for nodes, router in routers.items():
+                    found[nodes][num].append(await one_round(router, num, users, asked[nodes], seconds))
+    return found
 
 
 async def one_round(router: MeasuredRouter, streams: int, users: int, asked: Iterator[int], seconds: float) -> Round:
@@ -155,17 +171,17 @@ def middle(rounds: list[Round], of: Callable[[Round], float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs=2, default=[2, 1000])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--users", type=int, default=4000)
+    parser.add_argument("--nodes", type=int, nargs=2, default=[8, 1000])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     raise_descriptor_limit()
-    few, many = arguments.nodes
+    few, _ = arguments.nodes
     how = arguments.streams, arguments.users, arguments.seconds, arguments.rounds
-    figures = {nodes: uvloop.run(measured(nodes, *how)) for nodes in (few, many)}
+    figures = uvloop.run(measured(arguments.nodes, *how))
     shown = Table("streams", "nodes", "request, us", "ratio", "with beats, us", "ratio", "requests/s", "suspected")
     for streams in arguments.streams:
         before = figures[few][streams]

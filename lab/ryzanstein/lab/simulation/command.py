@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ def _describe(planned: SimulationPlan) -> None:
     for name, value in vars_of(planned).items():
         if isinstance(value, tuple) and value and not isinstance(value[0], tuple):
             print(f"{name}:")
-            for each in value:
-                print(f"  {each}")
+            for each, alike in groupby(value):
+                number = sum(1 for _ in alike)
+                print(f"  {each}" if number == 1 else f"  {number} x {each}")
         else:
             print(f"{name}: {value}")
 
