@@ -176,7 +176,7 @@ def test_a_folder_of_64_kib(machine: Machine, tmp_path: Path, ends_in: EndsIn, w
 def test_no_temporary_folder(machine: Machine, tmp_path: Path, ends_in: EndsIn) -> None:
     """Neither the usual ones nor the current folder can be written."""
     full = [f"mount -t tmpfs -o size=64k,ro tmpfs {where}" for where in ("/tmp", "/var/tmp")]
-    unset = {name: None for name in ("TMPDIR", "TEMP", "TMP")}
+    unset = dict.fromkeys(("TMPDIR", "TEMP", "TMP"))
     here = replace(with_mounts(machine, *full), cwd=Path("/proc"), variables={**machine.variables, **unset})
     done = here.run("demo")
     assert done.code == 1, done.out + done.err

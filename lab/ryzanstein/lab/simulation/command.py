@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def _describe(planned: SimulationPlan) -> None:
     for name, value in vars_of(planned).items():
         if isinstance(value, tuple) and value and not isinstance(value[0], tuple):
             print(f"{name}:")
-            for each, alike in groupby(value):
+            for each, alike in itertools.groupby(value):
                 number = sum(1 for _ in alike)
                 print(f"  {each}" if number == 1 else f"  {number} x {each}")
         else:

@@ -35,8 +35,9 @@ from ryzanstein.worker.engine.sequence import DECODE_WEIGHT, PREFILL_WEIGHT, Seq
 class Wait:
     """What a waiting sequence may expect, in seconds from now.
 
-    `start_s` is the time until the first step that computes its prompt. `finish_s` is the time until its last token. For a sequence that need not wait for a place it is
-    `first_token_s`: refusing it gains nothing, however long its answer is.
+    `start_s` is the time until the first step that computes its prompt, `finish_s` that until its last token. For
+    a sequence that need not wait for a place the latter is `first_token_s`: refusing it gains nothing, however
+    long its answer is.
     """
 
     sequence: Sequence
