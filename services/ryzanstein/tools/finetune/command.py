@@ -163,11 +163,15 @@ def _train(request: FinetuneRequest) -> None:
     from ryzanstein.tools.finetune.run import finetune as run
     from ryzanstein.tools.finetune.training.precision import fastest
     from ryzanstein.tools.finetune.training.session import Stopped
+    from ryzanstein.tools.quantize.partial import TRAINING, begun_with
     from ryzanstein.worker.refusal import ModelRefused
 
     torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
     if request.schedule.compute == "auto":
-        request = replace(request, schedule=replace(request.schedule, compute=fastest()))
+        # What goes on is computed as it began: two measurements need not agree.
+        begun = begun_with(request.out.resolve(), "--compute", TRAINING)
+        compute = begun if isinstance(begun, str) and begun in _COMPUTES else fastest()
+        request = replace(request, schedule=replace(request.schedule, compute=compute))
     try:
         with stop.listening():
             run(request, sys.stderr, stop)

@@ -56,7 +56,7 @@ class PartialModel:
 
         Raises ModelRefused if it is another's: of another model, other options or texts, or in use; OSError.
         """
-        path = target.with_name(f".{target.name}.{work.suffix}")
+        path = _path(target, work)
         path.mkdir(exist_ok=True)
         with (path / _LOCK).open("w") as lock:
             try:
@@ -98,6 +98,19 @@ class PartialModel:
         away = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.removed")
         self.path.rename(away)
         shutil.rmtree(away, ignore_errors=True)
+
+
+def begun_with(target: Path, option: str, work: Work) -> object:
+    """Returns the value that an option has in the interrupted run which waits beside `target`; None where none waits."""
+    try:
+        earlier = read_object(_path(target, work) / _STATE).get("made_of")
+    except (UnreadableFile, OSError):
+        return None
+    return earlier.get(option) if isinstance(earlier, dict) else None
+
+
+def _path(target: Path, work: Work) -> Path:
+    return target.with_name(f".{target.name}.{work.suffix}")
 
 
 def _state(path: Path, made_of: Mapping[str, Any], work: str) -> dict[str, Any]:

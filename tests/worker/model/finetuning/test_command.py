@@ -95,7 +95,7 @@ def test_a_signal_ends_it_after_the_step_and_the_same_command_goes_on(data: Call
     assert process.returncode == 130
     assert re.search(r"stopped after step \d+ of 45: the same command goes on from there", said)
     done = command(*arguments, cwd=tmp_path)
-    assert (done.returncode, "goes on after step" in done.stderr) == (0, True)
+    assert (done.returncode, "goes on after step" in done.stderr) == (0, True), done.stderr
     assert done.stdout == f"out: an adapter for {DEMO}\n"
     assert (tmp_path / "out/adapter_config.json").exists()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ryzanstein.tools.atomic import put_in_place
-from ryzanstein.tools.quantize.partial import PartialModel
+from ryzanstein.tools.quantize.partial import QUANTIZATION, TRAINING, PartialModel, begun_with
 from ryzanstein.tools.quantize.request import Request
 from ryzanstein.tools.quantize.run import quantize_model
 from ryzanstein.worker.refusal import ModelRefused
@@ -40,6 +40,17 @@ def test_an_interruption_in_the_first_layer_has_an_owner(tmp_path: Path) -> None
         pass
     with PartialModel.open(target, {"SRC": "one"}) as partial:
         assert (partial.model / "tokenizer.json").read_text() == "of one"
+
+
+def test_what_was_measured_at_the_start_is_known_to_the_run_that_goes_on(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    assert begun_with(target, "--compute", TRAINING) is None
+    with PartialModel.open(target, {"--compute": "bfloat16"}, TRAINING):
+        pass
+    assert begun_with(target, "--compute", TRAINING) == "bfloat16"
+    assert begun_with(target, "--compute", QUANTIZATION) is None
+    (tmp_path / ".model.finetuning/state.json").write_text("{")
+    assert begun_with(target, "--compute", TRAINING) is None
 
 
 def test_files_without_an_owner_are_not_used(tmp_path: Path) -> None:
