@@ -122,6 +122,18 @@ async def test_a_stream_that_ends_without_its_end_is_broken() -> None:
     assert reading.complete
 
 
+async def test_who_has_every_token_but_not_the_usage_attaches_for_it() -> None:
+    class Cut(Script):
+        async def follow(self, request: Request, reading: AnswerReading, progress: Callable[[], None]) -> None:
+            await super().follow(request, reading, progress)
+            if reading.calls == 1:
+                raise BROKEN
+            reading.completion_tokens = 2
+
+    reading = await read(Cut((2, None), (0, None)))
+    assert (reading.complete, reading.completion_tokens, reading.failure, reading.calls) == (True, 2, "", 2)
+
+
 async def test_who_goes_away_learns_it_and_comes_back() -> None:
     class Leaving(Script):
         async def leave(self) -> None:

@@ -62,9 +62,11 @@ class LoadClient:
                 failures = 1 if reading.num_tokens > tokens else failures + 1
                 patience_until = now + PATIENCE_S if failures == 1 or patience_until is None else patience_until
                 reading.broke(self._note(error))
-                if reading.complete:
+                if reading.complete and reading.completion_tokens:  # the usage comes last
                     return
                 if not self._may_go_on(reading, error) or now > patience_until:
+                    if reading.complete:
+                        return
                     reading.refused = error.retry_after_s is not None and not reading.generation_id
                     reading.failure = f"{error.code.name} {error.reason}: {error.message}"[:300]
                     return
