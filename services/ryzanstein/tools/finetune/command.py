@@ -170,7 +170,7 @@ def _train(request: FinetuneRequest) -> None:
     if request.schedule.compute == "auto":
         # What goes on is computed as it began: two measurements need not agree.
         begun = begun_with(request.out.resolve(), "--compute", TRAINING)
-        compute = begun if isinstance(begun, str) and begun in _COMPUTES else fastest()
+        compute = begun if isinstance(begun, str) and begun in _COMPUTES[1:] else fastest()
         request = replace(request, schedule=replace(request.schedule, compute=compute))
     try:
         with stop.listening():
